@@ -8,24 +8,18 @@ published, and so is what goes before its manifest is written.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
 import shutil
-import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
-
-import numpy as np
+from typing import Any
 
 import outcrop._core as _core
-from outcrop.errors import ArgumentError, ChecksumError, FormatError, IoError, naming_files
+from outcrop.errors import ArgumentError, ChecksumError, FormatError, naming_files
 from outcrop.runtime.parsing import parse_json
 from outcrop.runtime.progress import Progress, shown
 from outcrop.store import manifest as manifests
@@ -35,19 +29,17 @@ from outcrop.store.graph import open_graph
 from outcrop.store.lock import make_folders, only_process_in
 from outcrop.store.manifest import ArraySpec, Manifest
 from outcrop.store.parts import count_of
+from outcrop.store.range_copy import RANGE_BYTES, FileSize, RangeCopy, as_array, parsed
 from outcrop.store.remote import RemoteFolder, with_options_only, without_keys
 from outcrop.store.run import RUN_FILE
 
-RANGE_BYTES = 8 << 20
-READERS = 8  # ranges under way
 STAGES = ("sample", "plan", "pack")
 _STAGES_IN_PARTS = ("sample", "pack")
-_JOURNAL = ".fetched"
 _SENT = ".sent.json"  # beside what is being uploaded: which files are there
 _BESIDE = ("imported.json",)  # small files of artifacts that no manifest lists
 _ROWS = re.compile(r"(.+\.)?features")  # arrays of a graph that may stay in the store
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.bin")  # of an array
-_FETCH, _UPLOAD = "fetch", "upload"
+_UPLOAD = "upload"
 
 
 @dataclass
@@ -189,12 +181,6 @@ def _require_replaceable(folder: RemoteFolder, out: Path, there: list[str], over
             manifests.require_overwrite(out, "another run", None, overwrite)
 
 
-class _Range(NamedTuple):
-    file: str
-    offset: int
-    size: int
-
-
 class _Fetch:
     """Fetches one artifact into ``out``."""
 
@@ -230,16 +216,14 @@ class _Fetch:
         with naming_files(out):
             make_folders(out.parent)
         with manifests.publishing(out, resume=True) as work:
-            self._remove_others(work, content, set(files))
-            self._files(work, files)
+            copy = self._copy(work, content, files)
             for name in _BESIDE:
                 if folder.size(name) is not None:
                     (work / name).write_bytes(folder.read(name))
-            (work / _JOURNAL).unlink(missing_ok=True)
+            copy.finish()
             if left:
-                manifests.write_atomic(
-                    work / ELSEWHERE, Elsewhere(self._left_in or "", tuple(left)).to_json()
-                )
+                elsewhere = Elsewhere(self._left_in or "", tuple(left))
+                manifests.write_atomic(work / ELSEWHERE, elsewhere.to_json())
             manifests.write_atomic(work / manifests.MANIFEST, content)
         self._report.files += len(files)
 
@@ -290,8 +274,7 @@ class _Fetch:
             self._check_size(spec)
         work = manifests.partial_folder(self._out)
         with only_process_in(work):
-            self._remove_others(work, content, set(files))
-            self._files(work, files)
+            self._copy(work, content, files)
             for name in files:
                 (work / name).rename(self._out / name)
             manifests.sync_folder(self._out)
@@ -309,103 +292,20 @@ class _Fetch:
                 "short or replaced, or is a part that no machine that has it has uploaded; upload it again"
             )
 
-    def _remove_others(self, work: Path, content: bytes, files: set[str]) -> None:
-        """Removes what an interrupted call has fetched of another artifact."""
-        journal, head = work / _JOURNAL, {"manifest": _core.crc32c(_bytes(content))}
-        lines = journal.read_text().splitlines() if journal.is_file() else []
-        if not lines or _parsed(lines[0]) != head:
-            for path in work.iterdir():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-            journal.write_text(json.dumps(head) + "\n")
+    def _copy(self, work: Path, content: bytes, files: dict[str, ArraySpec]) -> RangeCopy:
+        """Copies files of the artifact whose manifest is ``content`` to ``work``, and checks them."""
+        sizes = {name: FileSize(spec.file_bytes, spec.data_bytes) for name, spec in files.items()}
+        copy = RangeCopy(self._folder, work, {"manifest": _core.crc32c(as_array(content))}, sizes)
+        crcs, counts = copy.run(self._progress)
+        self._report.bytes += counts.bytes
+        self._report.resumed_bytes += counts.resumed_bytes
+        for name, spec in files.items():
+            self._check(copy, spec, crcs[name])
+        return copy
 
-    def _files(self, work: Path, files: dict[str, ArraySpec]) -> None:
-        total = sum(spec.file_bytes for spec in files.values())
-        free = shutil.disk_usage(work).free
-        there = sum(path.stat().st_size for path in work.iterdir())
-        if total - there > free:
-            raise IoError(
-                errno.ENOSPC, f"{work} has room for {free} bytes, {total - there} are to come: free some"
-            )
-        self._progress.start(_FETCH, total, "bytes")
-        crcs = self._journaled(work, files)
-        handles = {name: os.open(work / name, os.O_RDWR | os.O_CREAT, 0o644) for name in files}
-        try:
-            with naming_files(work), (work / _JOURNAL).open("a") as journal:
-                for name, spec in files.items():
-                    if spec.file_bytes:
-                        os.posix_fallocate(handles[name], 0, spec.file_bytes)
-                missing = (one for spec in files.values() for one in _ranges(spec) if one not in crcs)
-                self._fetch_all(list(missing), files, handles, crcs, journal)
-                for name, spec in files.items():
-                    self._check(work, spec, crcs)
-                    os.fsync(handles[name])
-        finally:
-            for handle in handles.values():
-                os.close(handle)
-        self._progress.finish(_FETCH)
-
-    def _journaled(self, work: Path, files: dict[str, ArraySpec]) -> dict[_Range, int]:
-        """Returns the ranges that are there, with the checksums of their data."""
-        found: dict[_Range, int] = {}
-        for line in (work / _JOURNAL).read_text().splitlines()[1:]:
-            noted = _parsed(line)
-            if not (isinstance(noted, list) and len(noted) == 4 and noted[0] in files):
-                continue  # torn by a kill
-            one, crc = _Range(str(noted[0]), int(noted[1]), int(noted[2])), int(noted[3])
-            with (work / one.file).open("rb") as file:
-                file.seek(one.offset)
-                content = file.read(one.size)
-            if len(content) == one.size and _data_crc(files[one.file], one, content) == crc:
-                found[one] = crc
-                self._progress.advance(_FETCH, one.size)
-                self._report.resumed_bytes += one.size
-        return found
-
-    def _fetch_all(
-        self,
-        ranges: Iterable[_Range],
-        files: dict[str, ArraySpec],
-        handles: dict[str, int],
-        crcs: dict[_Range, int],
-        journal: TextIO,
-    ) -> None:
-        """Fetches ``ranges``, a few at a time; notes each in the journal, and its checksum in ``crcs``."""
-
-        def one_range(one: _Range) -> None:
-            content = self._folder.read_range(one.file, one.offset, one.size)
-            written = os.pwrite(handles[one.file], content, one.offset)
-            if written != one.size:
-                raise IoError(errno.ENOSPC, f"{self._out}: {one.file} could not be written whole")
-            crc = _data_crc(files[one.file], one, content)
-            with writing:
-                crcs[one] = crc
-                journal.write(json.dumps([*one, crc]) + "\n")
-                journal.flush()
-                self._progress.advance(_FETCH, one.size)
-                self._report.bytes += one.size
-
-        left, writing = iter(ranges), threading.Lock()
-        with ThreadPoolExecutor(READERS, "outcrop-fetch") as readers:
-            under_way = {readers.submit(one_range, one) for one in islice(left, READERS)}
-            try:
-                while under_way:
-                    done, under_way = wait(under_way, return_when="FIRST_COMPLETED")
-                    for ended in done:
-                        ended.result()
-                    under_way |= {readers.submit(one_range, one) for one in islice(left, len(done))}
-            except BaseException:
-                readers.shutdown(wait=False, cancel_futures=True)
-                raise
-
-    def _check(self, work: Path, spec: ArraySpec, crcs: dict[_Range, int]) -> None:
-        crc = 0
-        for one in _ranges(spec):
-            count = max(min(one.size, spec.data_bytes - one.offset), 0)
-            crc = _core.crc32c_combine(crc, crcs[one], count)
+    def _check(self, copy: RangeCopy, spec: ArraySpec, crc: int) -> None:
         if crc != spec.crc32c:
-            journal = work / _JOURNAL
-            kept = [line for line in journal.read_text().splitlines(True) if not _is_of(line, spec.file)]
-            manifests.write_atomic(journal, "".join(kept).encode())
+            copy.forget(spec.file)
             raise ChecksumError(
                 f"{self._folder.uri}/{spec.file}: checksum of what came is {crc:08x}, the manifest says "
                 f"{spec.crc32c:08x}: it was damaged there or on the way; fetch again, and if that ends so, too, upload "
@@ -429,33 +329,6 @@ def _files_of(place: str, manifest: Manifest) -> dict[str, ArraySpec]:
             raise FormatError(f"{place}: array {name!a} lies in {spec.file!a}, where another lies, too")
         files[spec.file] = spec
     return files
-
-
-def _ranges(spec: ArraySpec) -> Iterator[_Range]:
-    for offset in range(0, spec.file_bytes, RANGE_BYTES):
-        yield _Range(spec.file, offset, min(RANGE_BYTES, spec.file_bytes - offset))
-
-
-def _data_crc(spec: ArraySpec, one: _Range, content: bytes) -> int:
-    """Returns the checksum of what of a range are data; behind them a file is filled up with zeros."""
-    return _core.crc32c(_bytes(content)[: max(spec.data_bytes - one.offset, 0)])
-
-
-def _bytes(content: bytes) -> np.ndarray:
-    return np.frombuffer(content, np.uint8)
-
-
-def _is_of(line: str, file: str) -> bool:
-    """Tells whether a line of the journal is of ``file``."""
-    noted = _parsed(line)
-    return isinstance(noted, list) and noted[:1] == [file]
-
-
-def _parsed(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None
 
 
 def upload(
@@ -510,7 +383,7 @@ def _make_room(remote: RemoteFolder, own: bytes, overwrite: bool) -> None:
 
 def _is_of_run(one: bytes, other: bytes) -> bool:
     """Tells whether two descriptions are of one run; where its graph lies does not count."""
-    found = [_parsed(text.decode(errors="replace")) for text in (one, other)]
+    found = [parsed(text.decode(errors="replace")) for text in (one, other)]
     plain = [
         {k: v for k, v in run.items() if k != "graph"} if isinstance(run, dict) else run for run in found
     ]
@@ -589,7 +462,7 @@ def _sent(remote: RemoteFolder, manifest: Manifest) -> list[str]:
     """Returns the files that an interrupted upload of the same artifact has sent."""
     if remote.size(_SENT) is None:
         return []
-    noted = _parsed(remote.read(_SENT).decode(errors="replace"))
+    noted = parsed(remote.read(_SENT).decode(errors="replace"))
     same = isinstance(noted, dict) and noted.get("digest") == manifest.digest()
     return [str(name) for name in noted["files"]] if same and isinstance(noted.get("files"), list) else []
 
@@ -607,7 +480,7 @@ def _send(path: Path, spec: ArraySpec, remote: RemoteFolder, progress: Progress)
     crc, left = 0, spec.data_bytes
     with naming_files(path), path.open("rb") as file, remote.writing(spec.file) as append:
         while content := file.read(RANGE_BYTES):
-            data = _bytes(content)[:left]
+            data = as_array(content)[:left]
             crc, left = _core.crc32c(data, crc), left - len(data)
             append(content)
             progress.advance(_UPLOAD, len(content))

@@ -13,7 +13,7 @@ import pytest
 
 import outcrop as oc
 from outcrop.errors import ArgumentError, ChecksumError, FormatError, IoError
-from outcrop.store import remote, transport
+from outcrop.store import range_copy, remote, transport
 from outcrop.store.remote import RemoteFolder
 from store_support import Store
 
@@ -50,6 +50,7 @@ def content(folder: Path) -> dict[str, bytes]:
 @pytest.fixture(autouse=True)
 def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of several ranges, the last of them short."""
+    monkeypatch.setattr(range_copy, "RANGE_BYTES", 20_000)
     monkeypatch.setattr(transport, "RANGE_BYTES", 20_000)
 
 
@@ -120,6 +121,7 @@ def test_what_was_fetched_and_changed_is_fetched_again(
     with pytest.raises(KeyboardInterrupt):
         oc.fetch(uri, tmp_path / "g.oc", observer=QUIET)
     monkeypatch.undo()
+    monkeypatch.setattr(range_copy, "RANGE_BYTES", 20_000)
     monkeypatch.setattr(transport, "RANGE_BYTES", 20_000)
     half = tmp_path / ".g.oc.partial" / "features.bin"
     with half.open("r+b") as file:
@@ -272,7 +274,7 @@ def test_a_full_disk_is_told_before_anything_is_fetched(
     class Usage:
         free = 1000
 
-    monkeypatch.setattr(transport.shutil, "disk_usage", lambda _: Usage)
+    monkeypatch.setattr(range_copy.shutil, "disk_usage", lambda _: Usage)
     with pytest.raises(IoError, match=r"has room for 1000 bytes, \d+ are to come"):
         oc.fetch(uri, tmp_path / "g.oc", observer=QUIET)
 
