@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,9 @@ from outcrop.cli import common, printing
 from outcrop.cli.describing import describe_all
 from outcrop.cli.options import Fields, with_options
 from outcrop.config import GenerateConfig, ImportConfig, format_bytes
+from outcrop.config.places import is_uri
 from outcrop.store import manifest as manifests
+from outcrop.store.remote import without_keys
 from outcrop.store.run import RUN_FILE
 
 if TYPE_CHECKING:
@@ -51,7 +54,8 @@ def add_commands(app: typer.Typer) -> None:
         "mag240m:DIR, ogb:DIR (Open Graph "
         "Benchmark), pyg:FILE (PyTorch Geometric, by torch.save), dgl:FILE (by dgl.save_graphs), tables:DIR (of a "
         "database: CSV, Parquet or SQLite, with keys), ntriples:FILE (RDF), "
-        "triples:DIR. docs/sources.md lists every file and column.\n\n"
+        "triples:DIR. DIR and FILE may be URIs, such as s3://bucket/folder. docs/sources.md lists every file and "
+        "column.\n\n"
         "Example: outcrop import arrays:mydata my.oc --reverse --memory 2GiB",
     )(common.with_config(with_options(import_, config=(ImportConfig, Fields(_IMPORTED, _FLAGS)))))
     app.command(
@@ -79,11 +83,12 @@ def generate(
     quiet: common.Quiet = False,
 ) -> None:
     from outcrop.importing import once
+    from outcrop.store.verify import describe
 
     started = time.monotonic()
     with common.progress_bars(quiet) as progress:
         done = once.generate_graph(path, config, memory, overwrite, progress)
-    _report(path, started, done, json, quiet)
+    _report(describe(path), started, done, json, quiet)
 
 
 def import_(
@@ -95,7 +100,9 @@ def import_(
             metavar="SOURCE",
         ),
     ],
-    path: OutArg,
+    path: Annotated[
+        str, typer.Argument(help="Folder of the graph to make, or a URI that it goes to.", metavar="OUT")
+    ],
     *,
     config: ImportConfig,
     unknown: Annotated[
@@ -108,22 +115,27 @@ def import_(
     quiet: common.Quiet = False,
 ) -> None:
     from outcrop.importing import once
+    from outcrop.importing.staging import made_for
+    from outcrop.store.verify import describe
 
     started = time.monotonic()
     kind, _, where = source.partition(":")
-    with common.progress_bars(quiet) as progress:
+    with common.progress_bars(quiet) as progress, ExitStack() as closing:
+        out = closing.enter_context(made_for(path, overwrite, progress)) if is_uri(path) else Path(path)
         if kind == "triples" and where:
-            done = once.import_triples(where, path, unknown, memory, overwrite, progress)
+            done = once.import_triples(where, out, unknown, memory, overwrite, progress)
         else:
-            done = once.import_graph(source, path, config, memory, overwrite, progress)
-    _report(path, started, done, json, quiet)
+            done = once.import_graph(source, out, config, memory, overwrite, progress)
+        about = describe(out)
+    _report(
+        {**about, "path": without_keys(path) if is_uri(path) else about["path"]}, started, done, json, quiet
+    )
 
 
-def _report(path: Path, started: float, done: ImportReport, json: Path | None, quiet: bool) -> None:
-    from outcrop.store.verify import describe
-
+def _report(
+    about: dict[str, Any], started: float, done: ImportReport, json: Path | None, quiet: bool
+) -> None:
     seconds = time.monotonic() - started
-    about = describe(path)
     common.write_json(json, {**about, "seconds": seconds, **asdict(done)})
     if not quiet:
         printing.print_facts({**_facts(about), "took": f"{seconds:.1f} s"})

@@ -20,3 +20,16 @@ def is_uri(place: str | Path) -> bool:
     if isinstance(place, Path) and _LOST_A_SLASH.match(str(place)):
         raise ArgumentError(f"{place} is a URI in a Path, which drops a slash of it: give it as text")
     return isinstance(place, str) and _URI.match(place) is not None
+
+
+def require_path(place: str | Path, instead: str) -> None:
+    """Checks that ``place``, where something is to be made, is a path.
+
+    Args:
+        instead: What to do in place of that.
+
+    Raises:
+        ArgumentError: It is a URI.
+    """
+    if _URI.match(str(place)) or _LOST_A_SLASH.match(str(place)):
+        raise ArgumentError(f"{place} is a URI, and here a folder is needed: {instead}")

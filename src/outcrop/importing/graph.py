@@ -45,7 +45,13 @@ from outcrop.store.names import write_names
 
 
 def import_graph(
-    source: Any, out: Path | str, runtime: Runtime, config: ImportConfig | None = None, **options: Any
+    source: Any,
+    out: Path | str,
+    runtime: Runtime,
+    config: ImportConfig | None = None,
+    *,
+    made_from: dict[str, Any] | None = None,
+    **options: Any,
 ) -> Graph:
     """Imports ``source`` as a graph artifact at ``out``, replacing an artifact that is there.
 
@@ -53,6 +59,7 @@ def import_graph(
         source: Text such as ``arrays:DIR`` (docs/sources.md lists all), an object that holds a graph, or a mapping of
             its parts (:mod:`outcrop.importing.sources.objects`).
         config: How; ``options`` are fields of :class:`ImportConfig` and may be given instead.
+        made_from: What is kept of the import (:mod:`outcrop.store.imported`); None: it follows from ``source``.
 
     Returns:
         The graph; its ``notes`` say what was not imported, and what else the user should know.
@@ -68,7 +75,7 @@ def import_graph(
     config = config or ImportConfig(**options)
     out = Path(out)
     manifests.check_destination(out)
-    made_from = import_record(source, config)
+    made_from = made_from or import_record(source, config)
     with ExitStack() as held:
         importing = _import_of(_opened(source, runtime, held, config), config, runtime)
         with manifests.publishing(out) as work, runtime.trace.span("import", source=_kind(source)):
@@ -91,10 +98,16 @@ def import_record(source: Any, config: ImportConfig) -> dict[str, Any] | None:
     if not isinstance(source, str):
         return None
     kind, _, named = source.partition(":")
-    where, options = place_of(kind, named), config.stored()
+    where, options = place_of(kind, named), options_kept(config)
+    return imported.record(kind, where, source_files(kind, where, all_types=config.types == "all"), options)
+
+
+def options_kept(config: ImportConfig) -> dict[str, Any]:
+    """Returns what is kept of the options of an import."""
+    options = config.stored()
     if config.keep_duplicates is False:  # which the manifest does not tell from what is usual
         options["drop_duplicates"] = True
-    return imported.record(kind, where, source_files(kind, where, all_types=config.types == "all"), options)
+    return options
 
 
 def measure_import(source: Any, runtime: Runtime, config: ImportConfig) -> None:

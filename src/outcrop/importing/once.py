@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from outcrop.config import GenerateConfig, ImportConfig, Size
+from outcrop.config.places import is_uri, require_path
 from outcrop.errors import ArgumentError, OutcropError
 from outcrop.importing import generate, graph, triples
 from outcrop.importing.import_budget import runtime_of_import, runtime_of_triples
+from outcrop.importing.sources.kinds import kind_of_path
+from outcrop.importing.staging import StoredSource, stored_source
 from outcrop.runtime.progress import Progress
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import imported
@@ -49,6 +52,9 @@ def import_graph(
         ArgumentError: Something else is at ``out``, and ``overwrite`` does not replace it; or as importing does.
         BudgetError: ``memory`` is too small; names the smallest with which the import works.
     """
+    stored = stored_source(source)
+    if stored is not None:
+        return _import_stored(stored, Path(out), config, memory, overwrite, progress)
     record = graph.import_record(source, config)
     if record is None and not overwrite and manifests.exists(Path(out)):
         raise ArgumentError(
@@ -61,6 +67,24 @@ def import_graph(
         return _made(runtime, graph.import_graph(source, out, runtime, config).notes)
 
 
+def _import_stored(
+    stored: StoredSource,
+    out: Path,
+    config: ImportConfig,
+    memory: Size | None,
+    overwrite: bool,
+    progress: Progress | bool,
+) -> ImportReport:
+    """Imports a graph from an object store, likewise."""
+    record = stored.record(graph.options_kept(config))
+    if _is_imported(out, record, overwrite):
+        return _kept(_imported_before(out))
+    with stored.staged(out, progress) as copy:
+        source = f"{stored.kind or kind_of_path(copy)}:{copy}"
+        with runtime_of_import(source, config, memory, progress) as runtime:
+            return _made(runtime, graph.import_graph(source, out, runtime, config, made_from=record).notes)
+
+
 def import_triples(
     source: str,
     out: str | Path,
@@ -70,8 +94,17 @@ def import_triples(
     progress: Progress | bool,
 ) -> ImportReport:
     """Imports the folder ``source`` at ``out`` (:func:`outcrop.importing.triples.import_triples`), likewise."""
-    if _is_imported(out, triples.import_record(source, unknown), overwrite):
+    stored = StoredSource("triples", source) if is_uri(source) else None
+    record = stored.record({"unknown": unknown}) if stored else triples.import_record(source, unknown)
+    if _is_imported(out, record, overwrite):
         return _kept(_imported_before(out))
+    if stored is not None:
+        with (
+            stored.staged(Path(out), progress) as copy,
+            runtime_of_triples(str(copy), memory, progress) as runtime,
+        ):
+            triples.import_triples(str(copy), out, runtime, unknown=unknown, made_from=record)
+            return _made(runtime)
     with runtime_of_triples(source, memory, progress) as runtime:
         triples.import_triples(source, out, runtime, unknown=unknown)
         return _made(runtime)
@@ -117,6 +150,7 @@ def _is_imported(out: str | Path, record: dict[str, Any] | None, overwrite: bool
     Raises:
         ArgumentError: Something else is there, named with what differs; or it is no artifact.
     """
+    require_path(out, "make it in a folder, and outcrop upload FOLDER URI (outcrop.upload) takes it there")
     out = Path(out)
     manifests.check_destination(out)
     if overwrite or not manifests.exists(out):

@@ -31,7 +31,14 @@ from outcrop.store.triples import FORMAT, KINDS, VERSION, Triples, open_triples
 UNKNOWN = ("skip", "error")
 
 
-def import_triples(source: str, out: Path | str, runtime: Runtime, *, unknown: str = "skip") -> Triples:
+def import_triples(
+    source: str,
+    out: Path | str,
+    runtime: Runtime,
+    *,
+    unknown: str = "skip",
+    made_from: dict[str, Any] | None = None,
+) -> Triples:
     """Imports the folder ``source`` as a knowledge graph at ``out``, replacing an artifact that is there.
 
     Args:
@@ -40,6 +47,7 @@ def import_triples(source: str, out: Path | str, runtime: Runtime, *, unknown: s
             no header.
         unknown: What to do with triples of entities or relations that the training triples do not have: ``skip`` or
             ``error``.
+        made_from: What is kept of the import (:mod:`outcrop.store.imported`); None: it follows from ``source``.
 
     Raises:
         ArgumentError: No training triples; or unknown names, if these are errors.
@@ -52,7 +60,7 @@ def import_triples(source: str, out: Path | str, runtime: Runtime, *, unknown: s
     manifests.check_destination(out)
     paths = _paths(Path(source))
     with manifests.publishing(out) as work, runtime.trace.span("import", source=source):
-        imported.write(work, import_record(source, unknown))
+        imported.write(work, made_from or import_record(source, unknown))
         importing = _Import(paths, runtime, work, unknown)
         importing.write()
         importing.write_manifest()

@@ -23,6 +23,7 @@ from outcrop.config import (
     exact_bytes,
     format_bytes,
 )
+from outcrop.config.places import require_path
 from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import ArgumentError, BudgetError, FormatError
 from outcrop.loading.needs import BatchCounter
@@ -117,6 +118,9 @@ class PrepareRequest:
     fill: packing.RowFiller = packing.fill_in_passes
 
     def __post_init__(self) -> None:
+        require_path(
+            self.out, "prepare in a folder, and outcrop upload FOLDER URI (outcrop.upload) takes it there"
+        )
         object.__setattr__(self, "graph", self.graph.with_edge_rows(self.sampling.edge_rows))
         check_topology(self.topology)
 

@@ -241,6 +241,8 @@ def _what_is_missing(path: Path) -> str:
     if _SOURCE.match(str(folder)):
         command = shlex.join(["outcrop", "import", str(folder), "OUT"])
         return f"{folder} is a source, not a graph: import it first ({command}, or outcrop.import_graph)"
+    if re.match(r"[A-Za-z][A-Za-z0-9]+:/", str(folder)):
+        return f"{folder} is no folder of this machine: bring it here first, with outcrop fetch URI FOLDER"
     return f"{folder} does not exist: correct the path, or make a graph there first with outcrop import"
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,13 @@ SMALL_BYTES = 64 << 20  # of manifests and the like
 _WITH_FOLDERS = ("local", "hdfs", "abfs")  # others have names with slashes
 _COPY_BYTES = 8 << 20
 _TRIES, _FIRST_WAIT_S = 4, 0.2
+
+
+class FileState(NamedTuple):
+    """Tells one state of a file from another: its bytes, and when it was changed."""
+
+    size: int
+    changed_ns: int
 
 
 class RemoteFolder:
@@ -80,6 +87,41 @@ class RemoteFolder:
             for info in sorted(found, key=lambda one: one.base_name)
             if info.type == FileType.File
         }
+
+    def all_files(self) -> dict[str, FileState]:
+        """Lists the files of this folder and of those in it: name, seen from here and with slashes -> state.
+
+        Raises:
+            FormatError: A name would lead out of the folder.
+        """
+        from pyarrow.fs import FileSelector, FileType
+
+        selector = FileSelector(self._path, allow_not_found=True, recursive=True)
+        infos = self._persistently("", lambda: self._system.get_file_info(selector))
+        found = {
+            info.path.removeprefix(self._path).lstrip("/"): FileState(info.size, info.mtime_ns or 0)
+            for info in infos
+            if info.type == FileType.File
+        }
+        for name in found:
+            if {"", ".", ".."}.intersection(name.split("/")) or "\0" in name:
+                raise FormatError(f"{self.uri} holds {name!a}, which cannot be copied to a folder")
+        return dict(sorted(found.items()))
+
+    def as_file(self) -> FileState | None:
+        """Returns the state of what is here, if that is a file and no folder."""
+        from pyarrow.fs import FileType
+
+        info = self._persistently("", lambda: self._system.get_file_info(self._path))
+        return FileState(info.size, info.mtime_ns or 0) if info.type == FileType.File else None
+
+    def parent(self) -> tuple[RemoteFolder, str]:
+        """Returns the folder that this is in, and its name there."""
+        found = object.__new__(RemoteFolder)
+        found._system = self._system
+        found._path, _, name = self._path.rpartition("/")
+        found.uri = self.uri.rpartition("/")[0]
+        return found, name
 
     def read(self, name: str) -> bytes:
         """Reads a small file whole.

@@ -76,7 +76,7 @@ def open_source(
     """
     kind, _, where = source.partition(":")
     if not where:
-        kind = _kind_of_path(Path(source))
+        kind = kind_of_path(Path(source))
         meant = f"; here perhaps {f'{kind}:{source}'!r}" if kind else ""
         raise ArgumentError(f"source {source!r} names no files; write {SOURCES} or triples:DIR{meant}")
     if kind == "triples":
@@ -88,7 +88,7 @@ def open_source(
     return OPENERS[kind][1](Path(where), runtime, held, config)
 
 
-def _kind_of_path(path: Path) -> str:
+def kind_of_path(path: Path) -> str:
     """Guesses what a path without a kind is; empty: nothing is there."""
     if path.is_dir():
         return next(
