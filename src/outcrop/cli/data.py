@@ -15,6 +15,8 @@ from outcrop.cli.describing import describe_all
 from outcrop.cli.options import Fields, with_options
 from outcrop.config import GenerateConfig, ImportConfig, format_bytes
 from outcrop.config.places import is_uri
+from outcrop.errors import ArgumentError
+from outcrop.runtime.progress import shown
 from outcrop.store import manifest as manifests
 from outcrop.store.remote import without_keys
 from outcrop.store.run import RUN_FILE
@@ -69,7 +71,8 @@ def add_commands(app: typer.Typer) -> None:
     )(info)
     app.command(
         "verify",
-        help="Check every byte of an artifact against its checksums.\n\nExample: outcrop verify my.oc",
+        help="Check every byte of an artifact against its checksums, also in an object store.\n\n"
+        "Example: outcrop verify my.oc",
     )(verify)
 
 
@@ -229,7 +232,10 @@ def stripe(
 
 
 def verify(
-    path: PathArg,
+    path: Annotated[
+        str,
+        typer.Argument(help="A graph, a run, a stage folder of a run, or the URI of one.", metavar="PATH"),
+    ],
     add_checksums: Annotated[
         bool,
         typer.Option(
@@ -242,14 +248,23 @@ def verify(
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
+    from outcrop.store.remote_verify import verify_stored
     from outcrop.store.verify import add_page_sums, verify_artifact
 
-    results = {}
-    with common.runtime_for(memory, quiet) as runtime:
+    results: dict[str, dict[str, Any]] = {}
+    if is_uri(path):
         if add_checksums:
-            add_page_sums(path, runtime)
-        for artifact in _artifacts(path):
-            results[str(artifact)] = verify_artifact(artifact, runtime)
+            raise ArgumentError(
+                f"{without_keys(path)} is in a store: add checksums here, and upload it again"
+            )
+        with common.progress_bars(quiet) as progress:
+            results = verify_stored(path, shown(progress))
+    else:
+        with common.runtime_for(memory, quiet) as runtime:
+            if add_checksums:
+                add_page_sums(path, runtime)
+            for artifact in _artifacts(Path(path)):
+                results[str(artifact)] = verify_artifact(artifact, runtime)
     common.write_json(json, next(iter(results.values())) if len(results) == 1 else {"artifacts": results})
     if not quiet:
         for name, result in results.items():

@@ -200,7 +200,7 @@ class _Fetch:
         folder, out = self._folder, self._out
         content = folder.read(manifests.MANIFEST)
         manifest = manifests.parse(f"{folder.uri}/{manifests.MANIFEST}", content)
-        files = self._wanted(manifest, _files_of(f"{folder.uri}/{manifests.MANIFEST}", manifest))
+        files = self._wanted(manifest, files_of(f"{folder.uri}/{manifests.MANIFEST}", manifest))
         left = self._left(manifest)
         files = {name: spec for name, spec in files.items() if name not in left}
         if manifests.exists(out):
@@ -313,7 +313,7 @@ class _Fetch:
             )
 
 
-def _files_of(place: str, manifest: Manifest) -> dict[str, ArraySpec]:
+def files_of(place: str, manifest: Manifest) -> dict[str, ArraySpec]:
     """Returns the files of an artifact by name.
 
     Raises:

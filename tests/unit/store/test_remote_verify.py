@@ -1,0 +1,112 @@
+"""``outcrop verify`` of what is in an object store: every byte is compared, and what is wrong is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import outcrop as oc
+from outcrop.cli.main import app
+from outcrop.errors import ArgumentError, ChecksumError, FormatError
+from outcrop.runtime.progress import SilentProgress
+from outcrop.store import remote_verify
+from outcrop.store.remote import RemoteFolder, without_keys
+from outcrop.store.remote_verify import verify_stored
+from store_support import Store
+
+QUIET = oc.Observer(progress=False)
+pytestmark = pytest.mark.leaks("thread", "fd", reason="the library of S3 keeps a thread and connections")
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, rng = tmp_path_factory.mktemp("here"), np.random.default_rng(0)
+    parts = {
+        "edges": rng.integers(0, 900, (8000, 2)),
+        "features": rng.normal(size=(900, 40)).astype(np.float32),
+        "labels": rng.integers(0, 3, 900),
+    }
+    splits = {"train": np.arange(420), "valid": np.arange(420, 530)}
+    return oc.import_graph(parts, folder / "g.oc", splits=splits, progress=False).path
+
+
+@pytest.fixture(scope="module")
+def run(graph: Path) -> Path:
+    packing, sampling = oc.PackConfig(parts=2), oc.SampleConfig(fanouts=(4, 3), batch_size=60)
+    return oc.prepare(
+        graph, graph.parent / "g.run", sampling=sampling, packing=packing, epochs=2, observer=QUIET
+    ).path
+
+
+@pytest.fixture(autouse=True)
+def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_verify, "RANGE_BYTES", 20_000)
+
+
+def verified(uri: str) -> dict[str, Any]:
+    return verify_stored(uri, SilentProgress())
+
+
+def arrays_of(folder: Path) -> dict[str, int]:
+    """The files that a manifest lists, with the bytes of their data."""
+    arrays = json.loads((folder / "manifest.json").read_text())["arrays"].values()
+    return {spec["file"]: spec["shape"][0] * spec["stride_bytes"] for spec in arrays}
+
+
+def test_what_is_right(
+    graph: Path, run: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri, read, was = store("g.oc"), [0], RemoteFolder.read_range
+    oc.upload(graph, uri, observer=QUIET)
+    oc.upload(run, store("g.run"), observer=QUIET)
+
+    def read_range(self: RemoteFolder, name: str, offset: int, count: int) -> bytes:
+        read[0] += count if name.endswith(".bin") else 0
+        return was(self, name, offset, count)
+
+    monkeypatch.setattr(RemoteFolder, "read_range", read_range)
+    files = arrays_of(graph)
+    want = {"format": "outcrop.graph", "arrays": len(files), "bytes": sum(files.values())}
+    assert verified(uri) == {without_keys(uri): want}
+    assert read == [sum(files.values())]
+    found = verified(store("g.run"))
+    place = without_keys(store("g.run"))
+    assert list(found) == [f"{place}/{stage}" for stage in ("sample", "plan", "pack")]
+    for stage in ("sample", "plan", "pack"):
+        files = arrays_of(run / stage)
+        one = found[f"{place}/{stage}"]
+        assert (one["arrays"], one["bytes"], "elsewhere" in one) == (len(files), sum(files.values()), False)
+    done = CliRunner().invoke(app, ["verify", uri, "--json", str(tmp_path / "report.json")])
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "report.json").read_text()) == want
+    assert "secret" not in done.output
+
+
+def test_what_is_wrong_is_named(graph: Path, run: Path, tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}/store/"
+    oc.upload(graph, uri + "g.oc", observer=QUIET)
+    for name, size in arrays_of(graph).items():
+        file = tmp_path / "store" / "g.oc" / name
+        was = file.read_bytes()
+        for at in {0, size // 2, size - 1} if size else ():
+            file.write_bytes(was[:at] + bytes([was[at] ^ 1]) + was[at + 1 :])
+            with pytest.raises(ChecksumError, match=rf"{uri}g.oc/{name}: checksum is .*upload it again"):
+                verified(uri + "g.oc")
+        for content, said in ((was + b"0", "has"), (was[:-1], "has"), (None, "is not there")):
+            file.unlink() if content is None else file.write_bytes(content)
+            with pytest.raises(FormatError, match=rf"{uri}g.oc/{name} {said}"):
+                verified(uri + "g.oc")
+        file.write_bytes(was)
+    verified(uri + "g.oc")
+    with pytest.raises(FormatError, match="holds no graph and no finished run"):
+        verified(uri + "nothing")
+    done = CliRunner().invoke(app, ["verify", uri + "g.oc", "--add-checksums"])
+    assert isinstance(done.exception, ArgumentError)
+    oc.upload(run, uri + "g.run", observer=QUIET)
+    (tmp_path / "store" / "g.run" / "pack" / "records.1.bin").unlink()  # a part that no machine has sent
+    assert verified(uri + "g.run")[f"{uri}g.run/pack"]["elsewhere"] == 1
