@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 import outcrop as oc
-from artifact_support import child_environment, differences, leftovers
+from artifact_support import differences, leftovers
 from artifact_support import tree as every_file
 from prepare_support import prepare
+from raylets import Cluster, environment
 
-BESIDE = Path(sys.prefix) / "beside-ray"  # where scripts/setup.sh installs it
 OPTIONS: dict[str, Any] = {"fanouts": (5, 5), "batch_size": 100, "epochs": 2, "memory": "16MiB", "parts": 3}
 FLAGS = ["--fanouts", "5,5", "--batch-size", "100", "--epochs", "2", "--memory", "16MiB", "--parts", "3"]
 pytestmark = pytest.mark.slow
@@ -33,49 +33,6 @@ pytestmark = pytest.mark.slow
 def tree(run: Path) -> dict[str, bytes]:
     """All files but the one that says where the graph lies."""
     return {name: data for name, data in every_file(run).items() if name != "run.json"}
-
-
-def environment() -> dict[str, str]:
-    """With Ray on the path, and without what tells a child that tests run it."""
-    if not BESIDE.is_dir():
-        pytest.skip("no Ray: scripts/setup.sh test installs it")
-    variables = child_environment(RAY_USAGE_STATS_ENABLED="0")
-    variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], str(BESIDE)])
-    return variables
-
-
-class Cluster:
-    """Several raylets, in a process of their own."""
-
-    def __init__(self, nodes: int):
-        script = Path(__file__).parents[1] / "ray_cluster.py"
-        self.process = subprocess.Popen(
-            [sys.executable, str(script), str(nodes)],
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-        )
-        assert self.process.stdout is not None
-        self.address = self.process.stdout.readline().strip()
-        if ":" not in self.address:
-            pytest.skip(f"Ray starts no cluster here (it ended with {self.process.wait(60)})")
-
-    def tell(self, what: str) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(f"{what}\n")
-        self.process.stdin.flush()
-        assert self.process.stdout.readline().strip() == "done"
-
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait(60)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
 
 
 @pytest.fixture(scope="module")
