@@ -105,6 +105,14 @@ install_ray() {
   done_with ray 1
 }
 
+# What Kubernetes, JobSet and the Kubeflow trainer say that manifests may have, as classes.
+install_kubernetes() {
+  fresh kubernetes 1 && return
+  say "installing the classes of the Kubeflow trainer, for the tests of manifests (21 MB)"
+  quietly kubernetes pip install --upgrade --target "$venv/beside-kubernetes" 'kubeflow-trainer-api==2.3.0'
+  done_with kubernetes 1
+}
+
 case $purpose in build) extra= ;; *) extra=$purpose ;; esac
 make_venv
 prepare_system
@@ -115,4 +123,5 @@ if [ "$purpose" = test ]; then
   install_ogb
   install_moto
   install_ray
+  install_kubernetes
 fi
