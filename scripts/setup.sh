@@ -113,6 +113,14 @@ install_kubernetes() {
   done_with kubernetes 1
 }
 
+# What gives a process another time of day, for the test of machines whose clocks differ.
+install_faketime() {
+  fresh faketime 1 && return
+  say "installing libfaketime, for the test of clocks"
+  quietly faketime pip install --no-deps --upgrade --target "$venv/beside-faketime" 'libfaketime==3.0.1'
+  done_with faketime 1
+}
+
 case $purpose in build) extra= ;; *) extra=$purpose ;; esac
 make_venv
 prepare_system
@@ -124,4 +132,5 @@ if [ "$purpose" = test ]; then
   install_moto
   install_ray
   install_kubernetes
+  install_faketime
 fi

@@ -30,6 +30,7 @@ ENVIRONMENT = {
 }
 LEARN = ("--hidden", "16", "--dropout", "0.3", "--epochs", "3", "--seed", "5", "--trace-losses")
 BATCHES = 21
+BESIDE_FAKETIME = Path(sys.prefix) / "beside-faketime"  # where scripts/setup.sh installs it
 
 
 @pytest.fixture(scope="module")
@@ -322,3 +323,24 @@ def test_where_processors_differ_all_follow_rank_0(graph: Path, run: Path, tmp_p
     )
     assert done.returncode != 0
     assert "rank 1 has learned other parameters than rank 0 in epoch 0" in done.stderr
+
+
+@pytest.mark.slow
+def test_clocks_that_differ_change_nothing(
+    graph: Path, run: Path, want: dict[str, Any], tmp_path: Path
+) -> None:
+    """Rank 1 lives three months later, also for the libraries that talk with the others."""
+    library = next(BESIDE_FAKETIME.rglob("libfaketime.so.1"), None)
+    if library is None:
+        pytest.skip("no libfaketime: scripts/setup.sh test installs it")
+    later = {"LD_PRELOAD": str(library), "FAKETIME": "+90d", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29531"}
+    command = [sys.executable, "-m", "outcrop", "--", "train", str(graph), "--run", str(run), *LEARN]
+    command += ["--accumulate", "4", "--checkpoint", str(tmp_path / "ckpt"), "--checkpoint-minutes", "0"]
+    told = ended(["date", "+%s"], ENVIRONMENT | later)
+    assert float(told.stdout) > time.time() + 80 * 86400, told.stderr
+    with subprocess.Popen(command, env=ENVIRONMENT | meeting | later | {"RANK": "1"}) as other:
+        done = ended(command, ENVIRONMENT | meeting | {"RANK": "0"})
+        assert (done.returncode, other.wait(60)) == (0, 0), done.stderr
+    last = checkpoints.read(tmp_path / "ckpt" / checkpoints.LAST)
+    assert (digest(last.model), last.meta.batch_losses) == (want["weights"], want["batch_losses"])

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,11 +24,13 @@ import pytest
 import outcrop as oc
 from machines import (
     ENVIRONMENT,
+    PORT,
     QUICK_SECONDS,
     Jobs,
     Machine,
     ending_all,
     eventually,
+    ip,
     is_alive,
     kill,
     rank_of,
@@ -217,6 +221,41 @@ def test_a_machine_that_is_lost_leaves_the_other_to_go_on(
     assert json.loads((training.out / "report.json").read_text())["ranks"] == {}
 
 
+@pytest.mark.parametrize("cut", [0, 1])
+def test_a_link_that_fails_silently_ends_both_within_a_minute(
+    machines: tuple[Machine, Machine], training: Training, jobs: Jobs, want: dict[str, Any], cut: int
+) -> None:
+    """Nothing is closed, and no packet comes any more: each says whom it lost, and the same command goes on."""
+
+    def start(more: str) -> list[subprocess.Popen[bytes]]:
+        meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": machines[0].address, "MASTER_PORT": str(PORT)}
+        return [
+            jobs.start(
+                f"{more}{rank}",
+                machine.command(sys.executable, *training.arguments, "--checkpoint-minutes", "0"),
+                **meeting,
+                RANK=str(rank),
+                GLOO_SOCKET_IFNAME=machine.device,
+            )
+            for rank, machine in enumerate(machines)
+        ]
+
+    started = start("before")
+    training.eventually_writes(jobs, 3)
+    ip("-n", machines[cut].name, "link", "set", machines[cut].device, "down")
+    deadline = time.monotonic() + 60
+    for rank, process in enumerate(started):
+        assert process.wait(deadline - time.monotonic()) == 1, jobs.said()
+        said = " ".join((training.out / f"before{rank}.log").read_text().split())
+        other = f"rank {1 - rank} on machine {socket.gethostname()}"
+        assert f"error: rank {rank} of 2 lost a process that it trains with, {other}: it ended" in said, said
+    assert checkpoints.read(training.last).meta.epochs_done < EPOCHS
+    ip("-n", machines[cut].name, "link", "set", machines[cut].device, "up")
+    for process in start("after"):
+        jobs.wait(process)
+    assert_learned(training, want, jobs)
+
+
 def on_one_machine(training: Training, *more: str) -> list[str]:
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *more]
     return [*start, *training.arguments, "--checkpoint-minutes", "0"]
@@ -260,10 +299,11 @@ def test_ranks_end_with_their_torchrun(
         assert not training.last.exists(), f"ranks without a torchrun have trained\n{jobs.said()}"
 
 
-@pytest.mark.parametrize("slow", [0, 1])
+@pytest.mark.parametrize(("slow", "seconds"), [(0, 3), (1, 15), pytest.param(0, 90, marks=pytest.mark.soak)])
 def test_a_rank_that_stands_still_for_a_while_changes_nothing(
-    training: Training, jobs: Jobs, want: dict[str, Any], slow: int
+    training: Training, jobs: Jobs, want: dict[str, Any], slow: int, seconds: int
 ) -> None:
+    """Also for longer than a machine may be silent: its kernel answers."""
     torchrun = jobs.start("torchrun", on_one_machine(training))
     training.eventually_writes(jobs, 2)
     (rank,) = (process for process in jobs.below(torchrun) if rank_of(process) == slow)
@@ -271,7 +311,7 @@ def test_a_rank_that_stands_still_for_a_while_changes_nothing(
     try:
         time.sleep(1)  # the other may still end its step
         before = training.writes()
-        time.sleep(2)
+        time.sleep(seconds - 1)
         assert torchrun.poll() is None
         assert training.writes() == before
         assert checkpoints.read(training.last).meta.epochs_done < EPOCHS
@@ -279,3 +319,23 @@ def test_a_rank_that_stands_still_for_a_while_changes_nothing(
         kill(rank, signal.SIGCONT)
     jobs.wait(torchrun)
     assert_learned(training, want, jobs)
+
+
+def test_a_full_disk_is_said_by_all(training: Training, jobs: Jobs) -> None:
+    """Of rank 0, which writes checkpoints: it has room for the first one or two."""
+    (training.out / "ckpt").mkdir()
+    mounting = 'mount -t tmpfs -o size=5m small "$0" && exec "$@"'
+    words = ["unshare", "--mount", "--propagation=private", "sh", "-c", mounting, str(training.out / "ckpt")]
+    logs = training.out / "logs"
+    torchrun = jobs.start(
+        "torchrun", [*words, *on_one_machine(training, f"--log-dir={logs}", "--redirects=3")]
+    )
+    began = time.monotonic()
+    assert torchrun.wait(QUICK_SECONDS) == 1, jobs.said()
+    texts = {
+        rank: " ".join("".join(path.read_text() for path in logs.rglob(f"{rank}/std*.log")).split())
+        for rank in (0, 1)
+    }
+    assert "No space left on device" in texts[0], (texts, jobs.said())
+    assert re.search("rank 0 of 2 failed, and training ended: .*No space left on device", texts[1]), texts
+    assert time.monotonic() - began < QUICK_SECONDS

@@ -3,7 +3,8 @@
 ``torchrun`` starts ranks, and so does whatever has made a process group before. Each does the same in the same order:
 they meet in :meth:`Group.agree`, after every step and around whatever may fail on one of them, and where one has
 failed all end with an error that says which. Who has to wait for long work of another, such as preparing, does so
-without a limit of time; else a rank that says nothing for ten minutes ends the others.
+without a limit of time; else a rank that says nothing for ten minutes ends the others. One whose machine is gone, or
+cannot be reached, ends them within a minute (:mod:`outcrop.runtime.connections`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 
 from outcrop.errors import ArgumentError, OutcropError, RankError
 from outcrop.runtime import sharing
+from outcrop.runtime.connections import GONE_SECONDS, End, WatchedConnections
 from outcrop.runtime.parent import end_with_launcher
 
 if TYPE_CHECKING:
@@ -32,6 +34,9 @@ T = TypeVar("T")
 
 PATIENCE = timedelta(minutes=10)
 _LONG_WORK = timedelta(days=30)
+# Of sums, which all begin at once: gloo does not always hear of a connection that ends while much is sent.
+_TRANSFER_SECONDS = GONE_SECONDS + 5
+_SLOWEST_BYTES = 1e6  # a second over the network
 _SEEING_SECONDS = 10.0  # until a file that one machine has made is seen by another
 
 
@@ -163,6 +168,9 @@ class Group:
         """Returns the sum of ``value`` over the ranks of each machine."""
         return [value]
 
+    def for_transfers(self, nbytes: int) -> Any:
+        """Returns the process group for sums on the CPU, of which a rank sends and receives at most ``nbytes``."""
+
 
 @contextmanager
 def joined(device: str) -> Iterator[Group]:
@@ -189,7 +197,8 @@ def joined(device: str) -> Iterator[Group]:
     with ExitStack() as closing:
         backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
         try:
-            distributed.init_process_group(backend, timeout=PATIENCE)
+            with WatchedConnections().opening():
+                distributed.init_process_group(backend, timeout=PATIENCE)
         except (RuntimeError, ValueError) as error:
             raise RankError(
                 f"the processes of this training did not find each other ({_first_line(error)}){_store_hint()}"
@@ -231,7 +240,8 @@ def _flat(facts: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]
+    """Returns what an error says, without what gloo adds for those who look for errors in it."""
+    return str(error).strip().partition("\n")[0].partition(". This is typically")[0]
 
 
 class RankGroup(Group):
@@ -244,15 +254,36 @@ class RankGroup(Group):
         self._distributed, self._torch = distributed, torch
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
         self._failed = False
+        self._connections, self._ranks_of = WatchedConnections(), dict[End, int]()
+        self._machines: list[str] = []
         # Messages go by the CPU, whatever gradients go by.
-        self._said: Any = distributed.new_group(backend="gloo", timeout=PATIENCE)
-        self._waiting: Any = distributed.new_group(backend="gloo", timeout=_LONG_WORK)
+        self._said = self._new_group(PATIENCE)
+        self._waiting = self._new_group(_LONG_WORK)
         self._passing: Any = None
+        self._transfers: dict[int, Any] = {}
         own = (socket.gethostname(), _boot_id(), os.environ.get("GROUP_RANK"))
-        near = [rank for rank, other in enumerate(self.gather(own)) if other == own]
+        every = self.gather(own)
+        self._machines = [name for name, _, _ in every]
+        near = [rank for rank, other in enumerate(every) if other == own]
         self.local_rank, self.local_world = near.index(self.rank), len(near)
         self._near = near
         self._memory = _MachineMemory(self) if len(near) > 1 else None
+
+    def _new_group(self, timeout: timedelta) -> Any:
+        """Makes a group of all ranks whose connections end where a machine is gone."""
+        with self._losing():
+            with self._connections.opening():
+                made = self._distributed.new_group(backend="gloo", timeout=timeout)
+            ends: list[Any] = [None] * self.world
+            self._distributed.all_gather_object(ends, self._connections.own_ends, group=made)
+        self._ranks_of = {end: rank for rank, own in enumerate(ends) for end in own}
+        return made
+
+    def for_transfers(self, nbytes: int) -> Any:
+        seconds = _TRANSFER_SECONDS + int(nbytes / _SLOWEST_BYTES)
+        if seconds not in self._transfers:
+            self._transfers[seconds] = self._new_group(timedelta(seconds=seconds))
+        return self._transfers[seconds]
 
     @property
     def memory(self) -> sharing.SharedMemory | None:
@@ -317,7 +348,7 @@ class RankGroup(Group):
         from outcrop.runtime.ordered import ordered_sum_of
 
         with self._losing():
-            return ordered_sum_of(self._torch.from_numpy(own), order, self._said).numpy()
+            return ordered_sum_of(self._torch.from_numpy(own), order, self._waiting).numpy()
 
     def pass_on(self, own: tuple[Tensor, int] | None, other: tuple[Tensor, int] | None) -> Handover:
         (going, sent), (coming, received) = self._part(own), self._part(other)
@@ -329,7 +360,7 @@ class RankGroup(Group):
 
     def begin_passing(self) -> None:
         if self._passing is None:
-            self._passing = self._distributed.new_group(backend="gloo", timeout=_LONG_WORK)
+            self._passing = self._new_group(_LONG_WORK)
 
     def _part(self, tensor: tuple[Tensor, int] | None) -> tuple[Tensor, list[int]]:
         """Returns what is exchanged with all ranks, and how much of it with each."""
@@ -382,7 +413,7 @@ class RankGroup(Group):
     def follow(self, tensors: Iterable[Tensor]) -> None:
         with self._losing():
             for tensor in tensors:
-                self._distributed.broadcast(tensor, 0)
+                self._distributed.broadcast(tensor, 0, group=self._said if tensor.is_cpu else None)
 
     def machine_sums(self, value: int) -> list[int]:
         found: dict[int, int] = {}
@@ -400,10 +431,19 @@ class RankGroup(Group):
                 raise
             self._failed = True
             raise RankError(
-                f"rank {self.rank} of {self.world} lost a process that it trains with: it ended, was killed, or its "
-                f"machine or the network failed ({_first_line(error)}). Start again: training goes on from its last "
-                "checkpoint"
+                f"rank {self.rank} of {self.world} lost a process that it trains with{self._lost()}: it ended, was "
+                f"killed, or its machine or the network failed ({_first_line(error)}). Start again: training goes on "
+                "from its last checkpoint"
             ) from error
+
+    def _lost(self) -> str:
+        """Names the ranks whose connections have ended, where that is known."""
+        lost = {self._ranks_of[end] for end in self._connections.ended() if end in self._ranks_of}
+        named = [
+            f"rank {rank} on machine {self._machines[rank]}" if self._machines else f"rank {rank}"
+            for rank in sorted(lost)
+        ]
+        return "".join(f", {name}" for name in named)
 
 
 class _Exchange(Handover):

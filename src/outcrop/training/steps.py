@@ -95,6 +95,9 @@ class OrderedGradients:
     def __init__(self, group: Group, parameters: Iterable[torch.nn.Parameter], accumulate: int):
         self._group, self._parameters = group, list(parameters)
         self._most = -(-accumulate // group.world)
+        nbytes = sum(parameter.nbytes for parameter in self._parameters)
+        on_cpu = all(parameter.is_cpu for parameter in self._parameters)
+        self._by = group.for_transfers(nbytes * (accumulate + 1)) if on_cpu else None
         self._rows: list[Tensor] = []
         self._said: list[list[float]] = []
         self.exchange_seconds = 0.0
@@ -137,7 +140,7 @@ class OrderedGradients:
         sizes = [parameter.numel() for parameter in self._parameters]
         first = self._parameters[0]
         own = torch.stack(self._rows) if self._rows else first.new_empty((0, sum(sizes)))
-        total = ordered_sum_of(own, order)
+        total = ordered_sum_of(own, order, self._by)
         for parameter, part, has in zip(self._parameters, total.split(sizes), there, strict=True):
             if has:
                 parameter.grad = part.view_as(parameter).clone()
