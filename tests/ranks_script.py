@@ -58,7 +58,9 @@ oc.train(
         weight_decay=0.1 * RANK if WRONG == "options" else 0.0,
     ),
     loading=oc.Belady() if WRONG == "mode" else None,
-    checkpoint=oc.Checkpoints(folder, minutes=0.0),
+    checkpoint=oc.Checkpoints(folder, steps=int(os.environ["STEPS"]))
+    if "STEPS" in os.environ
+    else oc.Checkpoints(folder, minutes=0.0),
     callbacks=[Failing()] if WRONG == "callback" else [],
     observer=oc.Observer(progress=False, on_choice=print),
 )

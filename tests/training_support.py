@@ -41,6 +41,7 @@ Settings: Any = make_dataclass(
         ("layers", int, 2),
         ("checkpoint_every", int, 1),
         ("checkpoint_minutes", float | None, None),
+        ("checkpoint_steps", int | None, None),
         *(
             (of.name, of.type, of.default)
             for kind in (ModelConfig, TrainConfig)
@@ -103,6 +104,13 @@ class Problem:
             kwargs.pop("valid_batches", self.valid_batches),
             learning(settings, DIM, CLASSES, **told),
             a_runtime(),
-            kept=out and Checkpoints(out, settings.checkpoint_minutes, settings.checkpoint_every, resume),
+            kept=out
+            and Checkpoints(
+                out,
+                settings.checkpoint_minutes,
+                settings.checkpoint_every,
+                resume,
+                settings.checkpoint_steps,
+            ),
             **kwargs,
         )

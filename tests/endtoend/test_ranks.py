@@ -154,6 +154,19 @@ def test_another_number_of_ranks_goes_on(
     assert_equal(found, want)
 
 
+@pytest.mark.slow
+def test_ranks_go_on_from_a_checkpoint_after_so_many_steps(
+    graph: Path, run: Path, want: dict[str, Any], tmp_path: Path
+) -> None:
+    """Of six steps an epoch, the fourth of the second one: two of two, and nine are done."""
+    command = [*torchrun(2), str(SCRIPT), str(graph), str(run), str(tmp_path / "ckpt"), "9"]
+    assert "stopped on purpose" in ended(command, ENVIRONMENT | {"STEPS": "2"}).stderr
+    meta = checkpoints.read(tmp_path / "ckpt" / checkpoints.LAST).meta
+    assert (meta.epochs_done, meta.partial["batch"]) == (1, 8)
+    found = trained(2, graph, tmp_path, "--run", str(run), "--checkpoint-steps", "2")
+    assert_equal(found, want)
+
+
 SCRIPT = Path(__file__).parents[1] / "ranks_script.py"
 
 

@@ -62,10 +62,13 @@ def _mode(mode: str | None = None, stripes: list[Path] | None = None, **fields: 
     return mode_with(mode, fields | ({"stripes": tuple(stripes)} if stripes else {}))
 
 
-def _checkpoints(folder: str | None = None, minutes: float | None = None) -> Checkpoints:
+def _checkpoints(
+    folder: str | None = None, minutes: float | None = None, steps: int | None = None
+) -> Checkpoints:
     if folder is None:
-        raise ArgumentError("--checkpoint-minutes needs a folder for checkpoints: name one with --checkpoint")
-    return Checkpoints(folder, minutes)
+        flag = "--checkpoint-steps" if minutes is None else "--checkpoint-minutes"
+        raise ArgumentError(f"{flag} needs a folder for checkpoints: name one with --checkpoint")
+    return Checkpoints(folder, minutes, steps=steps)
 
 
 AnyMode = _any_mode()
@@ -131,8 +134,12 @@ _OBJECTS = {
     "checkpoint": (
         Checkpoints,
         Fields(
-            ("folder", "minutes"),
-            {"folder": ("--checkpoint",), "minutes": ("--checkpoint-minutes",)},
+            ("folder", "minutes", "steps"),
+            {
+                "folder": ("--checkpoint",),
+                "minutes": ("--checkpoint-minutes",),
+                "steps": ("--checkpoint-steps",),
+            },
             always=False,
             make=_checkpoints,
         ),

@@ -125,20 +125,23 @@ class Checkpoints:
         folder: Folder of the checkpoints, or a URI (s3://BUCKET/FOLDER, gs://, abfs://, hdfs://, file:///FOLDER);
             training goes on from the one it holds. :func:`outcrop.load_model` reads the trained model from it.
         minutes: Time between checkpoints within an epoch, from which training goes on with the next batch; None: only
-            between epochs; 0: after every batch.
+            between epochs; 0: after every step.
         every: Epochs between checkpoints; the last epoch always has one.
         resume: Whether training goes on from the checkpoint that is there; else it starts over and overwrites it.
+        steps: Steps of an epoch between checkpoints within it, beside those by ``minutes``; None: none.
     """
 
     folder: str | Path
     minutes: float | None = None
     every: int = 1
     resume: bool = True
+    steps: int | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
         is_uri(self.folder)  # raises where it has lost a slash
-        problems = out_of_range(**{"epochs between checkpoints": self.every})
+        counts = {"epochs between checkpoints": self.every, "steps between checkpoints": self.steps}
+        problems = out_of_range(**counts)
         if self.minutes is not None and not 0.0 <= self.minutes < math.inf:
             problems.append(f"{self.minutes} minutes between checkpoints are not possible")
         if problems:

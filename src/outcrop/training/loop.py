@@ -471,11 +471,14 @@ class _Run:
         }
         return found | {name: own[name] for name in _NOT_ADDED if name in own}
 
-    def _is_time_to_save(self) -> bool:
-        minutes = None if self._kept is None else self._kept.minutes
-        if minutes is None or not self._group.leads:
+    def _is_time_to_save(self, stop: int) -> bool:
+        """Tells whether a checkpoint is due after the step that ends before batch ``stop``."""
+        kept = self._kept
+        if kept is None or not self._group.leads:
             return False
-        return time.monotonic() - self._saved >= 60 * minutes
+        if kept.steps is not None and -(-stop // self.config.step_batches) % kept.steps == 0:
+            return True
+        return kept.minutes is not None and time.monotonic() - self._saved >= 60 * kept.minutes
 
     def _train_on(self, batch: MiniBatch, epoch: int, number: int) -> None:
         """Adds a batch to the step; one whose seeds have no labels adds nothing."""
@@ -508,7 +511,7 @@ class _Run:
     def _update(self, epoch: int, stop: int) -> None:
         """Ends a step before batch ``stop``: one update by the mean gradient of its batches with labelled seeds."""
         sums = self.sums
-        batches, told = self._gradients.finish(stop - sums.batch, [float(self._is_time_to_save())])
+        batches, told = self._gradients.finish(stop - sums.batch, [float(self._is_time_to_save(stop))])
         for loss, labelled in batches:
             sums.loss, sums.labelled = sums.loss + loss * labelled, sums.labelled + labelled
         if self.config.trace_losses:

@@ -210,6 +210,7 @@ def _settings(request: TrainRequest) -> dict[str, Any]:
         **asdict(request.training),
         "checkpoint_every": 1 if kept is None else kept.every,
         "checkpoint_minutes": None if kept is None else kept.minutes,
+        "checkpoint_steps": None if kept is None else kept.steps,
     }
 
 

@@ -383,3 +383,12 @@ def test_info_of_everything(made: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(FormatError, match=says):
             describe_all(path)
+
+
+@pytest.mark.parametrize("flag", ["--checkpoint-minutes", "--checkpoint-steps"])
+def test_checkpoints_within_an_epoch_need_a_folder(made: Path, flag: str) -> None:
+    code, said = outcrop("train", made / "g", flag, 3)
+    assert (code, said.strip()) == (
+        1,
+        f"error: {flag} needs a folder for checkpoints: name one with --checkpoint",
+    )

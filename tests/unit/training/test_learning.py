@@ -188,6 +188,47 @@ def test_training_in_steps_of_several_batches_goes_on_between_them(problem, tmp_
         problem.run(replace(config, accumulate=1), tmp_path / "parts")
 
 
+class Looking(oc.Callback):
+    """Notes the batches of all epochs that the checkpoint has at each update, and ends before ``stop``."""
+
+    def __init__(self, folder, stop=None):
+        self.path, self.stop, self.seen = folder / LAST, stop, []
+
+    def on_step(self, step, values):
+        if step == self.stop:
+            raise KeyboardInterrupt
+        meta = checkpoints.read(self.path).meta if self.path.exists() else None
+        self.seen.append(meta and BATCHES * meta.epochs_done + meta.partial.get("batch", 0))
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "every", "saved"),
+    [(1, 2, (2, 4, 5)), (2, 2, (4, 5)), (2, 1, (2, 4, 5)), (1, 3, (3, 5)), (1, 9, (5,))],
+)
+def test_a_checkpoint_after_every_so_many_steps_of_an_epoch(problem, tmp_path, accumulate, every, saved):
+    """Of five batches, and at the end of each epoch; killed in the second one, it goes on from the last of them."""
+    usual = replace(SCHEDULED, accumulate=accumulate)
+    config = replace(usual, checkpoint_steps=every)
+    whole = problem.run(usual, tmp_path / "whole")
+    looking = Looking(tmp_path / "parts", stop=2 * -(-BATCHES // accumulate) - 1)
+    with pytest.raises(KeyboardInterrupt):
+        problem.run(config, tmp_path / "parts", callbacks=[looking])
+    places = [epoch * BATCHES + batch for epoch in (0, 1) for batch in saved]
+    starts = [e * BATCHES + batch for e in (0, 1) for batch in range(0, BATCHES, accumulate)]
+    assert looking.seen == [max((p for p in places if p <= start), default=None) for start in starts[:-1]]
+
+    def batches(epoch, first=0):
+        asked.append(epoch * BATCHES + first)
+        return list(problem.train_batches(epoch))[first:]
+
+    asked: list[int] = []
+    parts = problem.run(config, tmp_path / "parts", train_batches=batches)
+    assert asked[0] == max(p for p in places if p <= starts[-1])
+    assert parts.batch_losses == whole.batch_losses
+    for file in (LAST, BEST):
+        assert same(load_file(tmp_path / "whole" / file), load_file(tmp_path / "parts" / file))
+
+
 @pytest.mark.parametrize("stop", [1, 2, 4, 5, 8, 19])
 def test_training_goes_on_within_an_epoch_bit_for_bit(problem, tmp_path, stop):
     """Killed before update ``stop``; rates, dropout, sums and counters go on where they were."""
@@ -304,3 +345,8 @@ def test_problems_of_learning_are_named_together():
         )
     for words in ("'linear' is unknown", "steps -1", "factor 0.0", "patience 0", "'even'"):
         assert words in str(error.value)
+
+
+def test_steps_between_checkpoints_are_at_least_one():
+    with pytest.raises(ArgumentError, match="steps between checkpoints"):
+        oc.Checkpoints("folder", steps=0)
