@@ -52,6 +52,8 @@ class Meta:
         updates: Updates of the parameters, in all epochs and batches until now.
         partial: State of an epoch that was begun: ``batch``, the first that is still to be trained, and sums so far.
             Empty between epochs.
+        processors: What computed it last: of each kind of processor and number of threads among the processes a digest
+            of the kind and the number. Sums are rounded by these; empty where that is not known.
     """
 
     epochs_done: int
@@ -62,13 +64,14 @@ class Meta:
     batch_losses: list[float] = field(default_factory=list)
     updates: int = 0
     partial: dict[str, Any] = field(default_factory=dict)
+    processors: list[list[Any]] = field(default_factory=list)
 
     @property
     def epochs_begun(self) -> int:
         return self.epochs_done + bool(self.partial)
 
 
-_LATER = ("updates", "partial")  # fields of Meta that the first version did not have
+_LATER = ("updates", "partial", "processors")  # fields of Meta that the first version did not have
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,7 @@ def _check_types(meta: Meta) -> None:
         ("batch_losses", list),
         ("updates", int),
         ("partial", dict),
+        ("processors", list),
     ):
         if not isinstance(getattr(meta, name), kind):
             raise TypeError(f"{name} is no {kind.__name__}")
@@ -280,7 +284,24 @@ def _best(folder: Path) -> tuple[Path, Checkpoint]:
 def _epochs_done(path: Path) -> int:
     """Returns finished epochs by the header alone; -1 where it cannot be told: the other file is all there is."""
     try:
-        with safe_open(path, framework="pt") as file:
-            return int(parse_json((file.metadata() or {})["outcrop"])["epochs_done"])
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError):
+        return int(_header(path)["epochs_done"])
+    except (ValueError, KeyError, TypeError):
         return -1
+
+
+def processors_of(folder: Path) -> list[list[Any]]:
+    """Returns what computed the last checkpoint in ``folder``, by its header alone; empty where it cannot be told."""
+    found = _header(folder / LAST).get("processors")
+    if not isinstance(found, list) or not all(isinstance(one, list) and len(one) == 2 for one in found):
+        return []
+    return found
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """Reads the header of a checkpoint without its tensors; empty where it cannot be read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            found = parse_json((file.metadata() or {})["outcrop"])
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -58,10 +58,12 @@ class Group:
         rank, world: Number of this process, and how many there are.
         local_rank, local_world: The same among the processes of this machine.
         alike: Whether all compute with the same bits. Where their processors differ they do not.
+        processors: The kinds among them, as checkpoints name them.
     """
 
     rank, world, local_rank, local_world = 0, 1, 0, 1
     alike = True
+    processors: Sequence[list[Any]] = ()
 
     @property
     def alone(self) -> bool:

@@ -59,8 +59,12 @@ class Choices:
             f"{run} has {have} prepared, {epochs} are trained: batches are replayed; outcrop prepare --epochs {epochs} "
             "--overwrite makes new ones for every epoch"
         )
-        if self._on_choice is None:
-            warnings.warn(why, OutcropWarning, stacklevel=4)
+        self.warn(why)
+
+    def warn(self, why: str) -> None:
+        """Says it; by a warning where nobody listens."""
+        if why and self._on_choice is None:
+            warnings.warn(why, OutcropWarning, stacklevel=5)
         self.add(why)
 
 

@@ -559,6 +559,7 @@ class _Run:
             self.batch_losses,
             self.updates,
             asdict(self.sums) if self.sums.batch else {},
+            list(self._group.processors),
         )
         state: State = self.model.state_dict()
         checkpoints.write(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from outcrop.errors import ArgumentError
 from outcrop.nn import checkpoint as checkpoints
@@ -62,3 +65,31 @@ def processor_kind() -> str:
         (line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), []
     )
     return " ".join(sorted(flags))
+
+
+def name_of_kind(kind: str) -> str:
+    """Returns a short name of a kind of processor: checkpoints have it."""
+    return hashlib.blake2b(kind.encode(), digest_size=8).hexdigest()
+
+
+def other_processors(folder: Path, now: Sequence[list[Any]]) -> str:
+    """Says how the processors that computed the checkpoint in ``folder`` differ from those of ``now``; empty: they do
+    not, or that is not known.
+    """
+    before = checkpoints.processors_of(folder)
+    if not before or before == list(now):
+        return ""
+    kinds_before, threads_before = zip(*before, strict=True)
+    kinds_now, threads_now = zip(*now, strict=True)
+    differing = [] if set(kinds_before) == set(kinds_now) else ["on another kind of processor"]
+    if set(threads_before) != set(threads_now):
+        differing.append(f"with other threads ({_listed(threads_before)}, now {_listed(threads_now)})")
+    return (
+        f"the checkpoint in {folder} was computed {' and '.join(differing) or 'by other processes'}, so that sums are "
+        "rounded otherwise: what is learned is not to the bit what a training learns that was never interrupted. "
+        "OMP_NUM_THREADS sets the threads"
+    )
+
+
+def _listed(threads: Iterable[int]) -> str:
+    return " and ".join(map(str, sorted(set(threads))))

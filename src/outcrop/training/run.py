@@ -33,7 +33,7 @@ from outcrop.training import loop as training
 from outcrop.training import spool
 from outcrop.training.batch_request import BatchRequest
 from outcrop.training.choices import Choices
-from outcrop.training.processes import processor_kind, usual_threads
+from outcrop.training.processes import name_of_kind, other_processors, processor_kind, usual_threads
 from outcrop.training.report import TrainReport
 from outcrop.training.request import TrainRequest
 from outcrop.training.stored_checkpoints import StoredCheckpoints, facts_of, model_file_of
@@ -123,10 +123,14 @@ def _begin(request: TrainRequest, said: Choices, group: Group, closing: ExitStac
         if kept is not None and group.leads:
             closing.enter_context(only_process_in(kept.path))
         request.check_folders()
-    if group.alone:
-        return
     if threads := usual_threads(group):
         torch.set_num_threads(threads)
+    kinds = group.gather((processor_kind(), torch.get_num_threads()))
+    group.processors = sorted([name_of_kind(kind), threads] for kind, threads in dict.fromkeys(kinds))
+    if kept is not None and kept.resume and group.leads and request.training.device == "cpu":
+        said.warn(other_processors(kept.path, group.processors))
+    if group.alone:
+        return
     group.require_same(
         {
             "Outcrop": metadata.version("outcrop"),
@@ -140,7 +144,6 @@ def _begin(request: TrainRequest, said: Choices, group: Group, closing: ExitStac
     )
     if kept is not None and not isinstance(kept, StoredCheckpoints):
         group.require_shared(kept.path)
-    kinds = group.gather((processor_kind(), torch.get_num_threads()))
     other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
     group.alike = other is None
     if other is not None:
