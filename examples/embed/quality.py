@@ -2,6 +2,7 @@
 
     python examples/embed/quality.py DATA --work FOLDER [--only FB15k-237] [--seeds 5] [--json quality.json]
     python examples/embed/quality.py DATA --work FOLDER --only FB15k-237+small --partitions 1 8 12 [--sweeps 16]
+    python examples/embed/quality.py DATA --work FOLDER --only FB15k-237+small --partitions 8 --groups 1 2 4
 
 DATA holds a folder for each graph: train.txt, valid.txt and test.txt, or one edge list, whose edges are then held out
 by `outcrop embed prepare`. What was trained already is not trained again, so that the script can be stopped any time.
@@ -17,7 +18,7 @@ import sys
 import time
 import tomllib
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,19 @@ class Case:
     config: Path
     partitions: int
     sweeps: int
+    groups: int
 
     @property
     def name(self) -> str:
         if self.partitions == 1:
             return self.config.stem
-        return f"{self.config.stem}-{self.partitions}-partitions-{self.sweeps}-sweeps"
+        groups = "" if self.groups == 1 else f"-{self.groups}-groups"
+        return f"{self.config.stem}-{self.partitions}-partitions-{self.sweeps}-sweeps{groups}"
+
+    @property
+    def resident(self) -> int:
+        """Partitions in memory, of each group: it has two blocks of them in a round."""
+        return BUFFER if self.groups == 1 else min(BUFFER, self.partitions // self.groups)
 
     def swapping(self) -> list[str]:
         """Options of training from disk: batches in proportion to what is resident, so that one step meets a node as
@@ -56,10 +64,12 @@ class Case:
             return []
         of_config = tomllib.loads(self.config.read_text())
         scaled = {
-            f"--{name}": str(round(of_config[name] * BUFFER / self.partitions)) for name in ("batch", "chunk")
+            f"--{name}": str(round(of_config[name] * self.resident / self.partitions))
+            for name in ("batch", "chunk")
         }
         buffer = ["--swapping", "--buffer", str(BUFFER), "--sweeps", str(self.sweeps)]
-        return [*buffer, *chain.from_iterable(scaled.items())]
+        groups = [] if self.groups == 1 else ["--groups", str(self.groups)]
+        return [*buffer, *groups, *chain.from_iterable(scaled.items())]
 
 
 def one_seed(case: Case, folder: Path, work: Path, seed: int) -> dict[str, Any]:
@@ -92,6 +102,7 @@ def summary(case: Case, found: list[dict[str, Any]]) -> dict[str, Any]:
         "graph": case.config.stem,
         "partitions": case.partitions,
         "sweeps": case.sweeps if case.partitions > 1 else 1,
+        **({"groups": case.groups} if case.groups > 1 else {}),
         "protocol": found[0]["protocol"],
         "seeds": len(found),
         "train_seconds": min(f["train_seconds"] for f in found),
@@ -101,7 +112,7 @@ def summary(case: Case, found: list[dict[str, Any]]) -> dict[str, Any]:
 
 def show(row: dict[str, Any]) -> None:
     print(
-        f"{row['graph']}, {row['partitions']} partitions: "
+        f"{row['graph']}, {row['partitions']} partitions, {row.get('groups', 1)} groups: "
         f"MRR {row['mrr']['mean']:.4f} ± {row['mrr']['deviation']:.4f}, "
         f"Hits@10 {row['hits@10']['mean']:.3f} ({row['protocol']}; {row['seeds']} seeds, "
         f"{row['train_seconds']:.0f} s each at best)",
@@ -119,6 +130,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--partitions", type=int, nargs="*", default=[1], help=f"{BUFFER} of them in memory")
     parser.add_argument("--sweeps", type=int, default=16, help="of an epoch over more than one partition")
+    parser.add_argument("--groups", type=int, nargs="*", default=[1], help="that partitions are trained in")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
@@ -127,8 +139,8 @@ def main() -> None:
         folder = options.data / config.stem.partition("+")[0]  # NAME+VARIANT.toml
         if (options.only and config.stem not in options.only) or not folder.is_dir():
             continue
-        for partitions in options.partitions:
-            case = Case(config, partitions, options.sweeps)
+        for partitions, groups in product(options.partitions, options.groups):
+            case = Case(config, partitions, options.sweeps, groups)
             rows.append(
                 summary(case, [one_seed(case, folder, options.work, s) for s in range(options.seeds)])
             )
