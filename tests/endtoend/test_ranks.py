@@ -133,6 +133,34 @@ def test_modes_that_draw_give_each_rank_its_own_batches(graph: Path, tmp_path: P
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_pools_are_refreshed_for_all(graph: Path, tmp_path: Path, world: int) -> None:
+    """One process prepares the next epoch while all train this one; what they learn is what one process learns."""
+    options = ("--fanouts", "4,3", "--batch-size", "20", "--memory", "256MiB", "--sample-epochs", "1")
+    found = []
+    for processes in (1, world):
+        out = tmp_path / str(processes)
+        out.mkdir()
+        found.append(trained(processes, graph, out, *options, "--refresh", "--run", str(out / "pools")))
+        assert sorted(path.name for path in (out / "pools").iterdir()) == ["eval", "pool-2"]
+    assert_equal(found[1], found[0])
+    assert [pool["pool"] for pool in found[1]["pools"]] == [0, 1, 2]
+    assert all(pool["beside"] for pool in found[1]["pools"])
+    assert found[1]["distinct_epochs"] == 3
+
+
+def test_pools_need_memory_beside_training(graph: Path, tmp_path: Path) -> None:
+    options = ("--fanouts", "4,3", "--batch-size", "20", "--memory", "400KiB", "--refresh", *LEARN)
+    done = ended(
+        [*torchrun(2), "-m", "outcrop", "--", "train", str(graph), "--run", str(tmp_path / "pools"), *options]
+    )
+    assert done.returncode != 0
+    assert "error: " in done.stderr
+    assert "Traceback" not in done.stderr.replace(
+        'Traceback (most recent call last):\n  File "<frozen runpy>', ""
+    )
+
+
 def test_the_first_rank_chooses_for_all(graph: Path, tmp_path: Path) -> None:
     found = trained(2, graph, tmp_path, "--memory", "auto", "--fanouts", "4,3", "--batch-size", "20")
     one = trained(1, graph, tmp_path, "--fanouts", "4,3", "--batch-size", "20", "--mode", "memory")

@@ -156,6 +156,15 @@ class Group:
             ArgumentError: They differ; names each with the values of two ranks.
         """
 
+    @property
+    def first_of_machine(self) -> int:
+        """Returns the rank that does for this machine's ranks what is done once."""
+        return 0
+
+    def sees_folder_of_first(self, folder: Path) -> bool:
+        """Tells whether ``folder``, which is there, is the same one for this rank as for rank 0."""
+        return True
+
     def require_shared(self, folder: Path) -> None:
         """Checks that all ranks see one and the same ``folder``, which is there.
 
@@ -392,18 +401,22 @@ class RankGroup(Group):
                     "same command, on the same graph and run"
                 )
 
-    def require_shared(self, folder: Path) -> None:
+    def sees_folder_of_first(self, folder: Path) -> bool:
         # Of a name that nobody has looked for: file systems of a network remember for a while what was not there.
         path = folder / f".rank-0-{self.gather(secrets.token_hex(8))[0]}"
-        with self.together("marking the folder of checkpoints"):
+        with self.together(f"marking folder {folder.name}"):
             if self.leads:
                 path.touch()
         until = time.monotonic() + _SEEING_SECONDS
         while not (seen := path.exists()) and time.monotonic() < until:
             time.sleep(_SEEING_SECONDS / 100)
-        found = self.gather(seen)
+        self.gather(seen)  # all have looked
         if self.leads:
             path.unlink()
+        return seen
+
+    def require_shared(self, folder: Path) -> None:
+        found = self.gather(self.sees_folder_of_first(folder))
         blind = [rank for rank, saw in enumerate(found) if not saw]
         if blind:
             self._failed = True

@@ -10,9 +10,12 @@ Disk: what ``eval`` takes, half of all at the most, and half of the rest for eac
 preparing, an eighth for ``eval`` (up to a third, where its batches do not fit in less), 1/32 stays free, training has
 the rest.
 
-Where the budget is too small for that, all happens in turn, each with the whole of it: pool k trains and is removed,
-pool k + 1 is prepared in this process, evaluation opens its batches when they are wanted. Any budget that can prepare
-and train a run can refresh it so, and the one pool has all of the disk that ``eval`` leaves.
+Several processes train on the same pools: of each folder one process prepares, the first of its machine, or of all
+machines where they see the same folder; the others wait for it where they need the next pool.
+
+Where the budget is too small for that, and one process trains, all happens in turn, each with the whole of it: pool k
+trains and is removed, pool k + 1 is prepared in this process, evaluation opens its batches when they are wanted. Any
+budget that can prepare and train a run can refresh it so, and the one pool has all of the disk that ``eval`` leaves.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from outcrop.loading.open import open_session
 from outcrop.loading.session import LoadSession
 from outcrop.preparation.prepare import PrepareReport, prepare_described
 from outcrop.runtime import memory_tables, system
+from outcrop.runtime.group import Group
 from outcrop.runtime.memory_plan import Part
 from outcrop.runtime.progress import Progress
 from outcrop.runtime.runtime import Runtime
@@ -190,9 +194,12 @@ class Pools:
             ``disk_space`` that of all files. ``rate`` limits what preparing in the background reads and writes: what is
             prepared in turn has no training to spare, and no limit.
         folder: Where they lie; made where needed, removed by nobody but the user.
+        group: Processes that train on them; all of them do the same in the same order. None: this one alone.
     """
 
-    def __init__(self, request: BatchRequest, folder: Path):
+    def __init__(self, request: BatchRequest, folder: Path, group: Group | None = None):
+        self._group = group or Group()
+        self._leads = True  # whether this process prepares what is in its folder
         self._graph, self._folder, self._config, self._plan = (
             request.graph,
             folder,
@@ -221,9 +228,26 @@ class Pools:
 
         It has no more memory than preparing will have later, so what cannot work fails here.
         """
+        group = self._group
+        if group.alone:
+            return self._prepare_first(first_epoch, progress)
+        with group.together("making the folder of pools"), manifests.naming_files(self._folder):
+            make_folders(self._folder)
+        shared = all(group.gather(group.sees_folder_of_first(self._folder)))
+        first = 0 if shared else group.first_of_machine
+        self._leads = group.rank == first
+        made = group.once_a_machine(
+            lambda: self._prepare_first(first_epoch, progress) if self._leads else None
+        )
+        self.budget, self._first = group.gather((self.budget, self._first))[first]
+        return made
+
+    def _prepare_first(self, first_epoch: int | None, progress: Progress | None) -> PrepareReport | None:
         self._check_folder()
         failed = BudgetError()
         for budget in PoolBudget.possible(self._plan.memory, self._concurrent):
+            if not (budget.concurrent or self._group.alone):
+                break
             self.budget = budget
             try:
                 with Runtime(self.budget.prepare, progress=progress) as runtime:
@@ -314,10 +338,13 @@ class Pools:
 
     def _switch(self, number: int, runtime: Runtime, device: DeviceConfig) -> LoadSession:
         started = time.monotonic()
-        self._close(kept=EVAL if self.budget.concurrent else "")
-        if self._background is not None:
-            self._finish_background(runtime)
-        self._remove_but((number,))
+        with self._group.together("closing a pool", patient=True):
+            self._close(kept=EVAL if self.budget.concurrent else "")
+        with self._group.together(f"waiting for pool {number}", patient=True):
+            if self._background is not None:
+                self._finish_background(runtime)
+            if self._leads:
+                self._remove_but((number,))
         made = None
         if not self.budget.concurrent and number != self._first:
             self._describe_pool(number)
@@ -331,7 +358,7 @@ class Pools:
             record.bytes_read, record.bytes_written = made.bytes_read, made.bytes_written
         self.records.append(record)
         runtime.trace.event("pool", pool=number, waited_seconds=waited)
-        if self.budget.concurrent and (number + 1) * self._config.epochs < self._epochs:
+        if self._leads and self.budget.concurrent and (number + 1) * self._config.epochs < self._epochs:
             self._describe_pool(number + 1)
             self._background = Background(self._pool(number + 1), self.budget.prepare, self._rate)
         return session

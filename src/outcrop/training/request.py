@@ -147,11 +147,6 @@ class TrainRequest:
 
     def check_divisible(self) -> None:
         """Raises ArgumentError where several processes cannot have a part each of the batches."""
-        if self.refresh is not None:
-            raise ArgumentError(
-                "several processes train on batches that are all there, not on those that are prepared meanwhile: "
-                "leave --refresh out (run=Refresh), or choose mode online"
-            )
         if self.batches_of("train") is None:
             raise ArgumentError(
                 f"mode {self.mode} goes over whole epochs, which cannot be divided among processes: choose mode "

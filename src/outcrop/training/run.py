@@ -198,6 +198,8 @@ def _supply(
         return spool.supply(asked, request.learning, closing)
     if not (mode.prepares and request.prepares):
         return BatchSupply(asked, mode, request.run), ""
+    if not group.alone and request.refresh is not None:
+        return prepare_supply(asked, request.place, group=group), ""
     if not group.alone:
         return supply_of_several(asked, folder_beside(request.graph, ".run"), group), ""
     if asked.refresh and request.refresh is None:

@@ -160,19 +160,23 @@ def folder_beside(graph: Graph, suffix: str) -> Path:
 
 
 def prepare_supply(
-    request: BatchRequest, folder: Path, say: Callable[[str], None] | None = None
+    request: BatchRequest,
+    folder: Path,
+    say: Callable[[str], None] | None = None,
+    group: Group | None = None,
 ) -> BatchSupply:
     """Prepares a run in ``folder``, or pools where they are to be refreshed, and returns the supply of its batches.
 
     Args:
         say: Told what is replaced.
+        group: Processes that train on the pools, which all call this.
 
     Raises:
         BudgetError: A limit cannot be met.
     """
     graph, sampling, limits = request.graph, request.sampling, request.limits
     if request.refresh:
-        pools = Pools(request, folder)
+        pools = Pools(request, folder, group)
         return BatchSupply(
             request, Packed(), folder, pools, pools.prepare(request.next_epoch, request.progress)
         )
