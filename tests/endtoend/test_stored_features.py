@@ -14,6 +14,7 @@ import pytest
 
 import outcrop as oc
 from artifact_support import small_graph, tree
+from outcrop.cli.describing import describe_all
 from outcrop.errors import ArgumentError, ChecksumError, FormatError, IoError
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import remote, remote_array
@@ -99,6 +100,11 @@ def test_a_graph_without_its_features(graph: Path, store: Store, tmp_path: Path)
     assert said["files"] == ["features.bin"]
     assert "secret" not in json.dumps(said)
     assert open_graph(out).digest() == open_graph(graph).digest()
+    (told,) = describe_all(out)
+    assert told["elsewhere"] == {"uri": remote.without_keys(uri), "files": ["features.bin"]}
+    assert told["bytes"] == sum(
+        path.stat().st_size for path in graph.glob("*.bin") if path.name != "features.bin"
+    )
     assert oc.fetch(uri, out, leave_features=True, observer=QUIET).skipped == 1
     with pytest.raises(FormatError, match=r"has left features.bin in .*g.oc: fetch it first"):
         oc.upload(out, store("again.oc"), observer=QUIET)
@@ -110,6 +116,27 @@ def test_a_graph_without_its_features(graph: Path, store: Store, tmp_path: Path)
     }
     assert oc.fetch(uri, out, leave_features=True, observer=QUIET).skipped == 1
     assert (out / "features.bin").exists()
+
+
+def test_after_an_interrupted_fetch_of_all(
+    graph: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What had come of the features is not taken for them."""
+    uri, was = store("g.oc"), RemoteFolder.read_range
+    oc.upload(graph, uri, observer=QUIET)
+
+    def read_range(folder: RemoteFolder, name: str, *rest: int) -> bytes:
+        if name == "indices.bin":
+            raise KeyboardInterrupt
+        return was(folder, name, *rest)
+
+    with monkeypatch.context() as patching:
+        patching.setattr(RemoteFolder, "read_range", read_range)
+        with pytest.raises(KeyboardInterrupt):
+            oc.fetch(uri, tmp_path / "g.oc", observer=QUIET)
+    assert (tmp_path / ".g.oc.partial" / "features.bin").exists()
+    oc.fetch(uri, tmp_path / "g.oc", leave_features=True, observer=QUIET)
+    assert not (tmp_path / "g.oc" / "features.bin").exists()
 
 
 @pytest.mark.parametrize(

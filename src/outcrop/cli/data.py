@@ -193,6 +193,8 @@ def _facts(about: dict[str, Any]) -> dict[str, object]:
         facts[name] = f"{array['dtype']} {' x '.join(str(n) for n in array['shape'])}"
     if not about.get("graph", {}).get("page_checksums", True):
         facts["page checksums"] = f"none: outcrop verify {about['path']} --add-checksums"
+    if elsewhere := about.get("elsewhere"):
+        facts["in a store"] = f"{', '.join(elsewhere['files'])} in {elsewhere['uri']}"
     facts["size on disk"] = format_bytes(about["bytes"])
     return facts
 

@@ -75,6 +75,12 @@ class RangeCopy:
             for path in work.iterdir():
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             self._journal.write_text(json.dumps(head) + "\n")
+        for path in work.rglob(
+            "*"
+        ):  # of a call that wanted more of it: whoever finds a file takes it for whole
+            name = path.relative_to(work).as_posix()
+            if path.is_file() and name not in files and path != self._journal:
+                path.unlink()
 
     def run(self, progress: Progress) -> tuple[dict[str, int], CopyCounts]:
         """Copies what is missing; returns the checksum of the data of each file, and what was copied.

@@ -14,10 +14,12 @@ from outcrop.errors import FormatError
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import DiskArray
+from outcrop.store.elsewhere import read_elsewhere
 from outcrop.store.graph import FORMAT as GRAPH_FORMAT
 from outcrop.store.graph import TYPED_VERSION, UNKNOWN_MULTILABEL, Graph, open_graph, paged_arrays
 from outcrop.store.graph_types import EdgeType, NodeType
 from outcrop.store.manifest import PAGE_SUMS, Manifest
+from outcrop.store.remote import without_keys
 
 _BLOCK_ROWS = 1 << 17
 
@@ -205,7 +207,7 @@ def describe(path: Path | str) -> dict[str, Any]:
         "format": manifest.format,
         "version": manifest.version,
         "digest": manifest.digest(),
-        "bytes": sum(spec.file_bytes for spec in manifest.arrays.values()),
+        "bytes": sum(spec.file_bytes for spec in manifests.arrays_here(path, manifest).values()),
         "attributes": manifest.attributes,
         "config": manifest.config,
         "arrays": {
@@ -215,6 +217,9 @@ def describe(path: Path | str) -> dict[str, Any]:
     }
     if manifest.format == GRAPH_FORMAT:
         about["graph"] = _describe_graph(manifest)
+    elsewhere = read_elsewhere(path)
+    if left := [name for name in elsewhere.files if not (path / name).exists()]:
+        about["elsewhere"] = {"uri": without_keys(elsewhere.uri), "files": left}
     return about
 
 

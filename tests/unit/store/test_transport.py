@@ -353,6 +353,22 @@ def test_parts_are_fetched_alone_and_added(graph: Path, in_parts: Path, store: S
         oc.fetch(store("my.run"), tmp_path / "other", graph=graph, parts=[3], observer=QUIET)
 
 
+def test_parts_of_an_interrupted_fetch_are_not_taken_for_whole(
+    graph: Path, in_parts: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All were to come, then fewer: what there is of the others is no part."""
+    oc.upload(in_parts, store("my.run"), observer=QUIET)
+    with monkeypatch.context() as patching:
+        patching.setattr(transport._Fetch, "_check", stop)
+        with pytest.raises(KeyboardInterrupt):
+            oc.fetch(store("my.run"), tmp_path / "r", graph=graph, observer=QUIET)
+    assert (tmp_path / "r" / ".sample.partial" / "batches.1.bin").exists()
+    oc.fetch(store("my.run"), tmp_path / "r", graph=graph, parts=[0], observer=QUIET)
+    others = {f"{name}.{part}.bin" for name in ("sample/batches", "pack/records") for part in (1, 2)}
+    want = files_of(in_parts)
+    assert files_of(tmp_path / "r") == {name: data for name, data in want.items() if name not in others}
+
+
 def test_a_damaged_part_is_not_added(graph: Path, in_parts: Path, tmp_path: Path) -> None:
     uri, out = f"file://{tmp_path}/store", tmp_path / "r"
     oc.upload(in_parts, uri, observer=QUIET)
