@@ -117,6 +117,19 @@ def test_files_are_those_of_one_process(
     assert "already there sample, plan, pack" in " ".join(again.stdout.split()), again.stdout
 
 
+def test_features_stay_in_a_store(
+    cluster: Cluster, graph: Path, want: dict[str, bytes], tmp_path: Path
+) -> None:
+    """Tasks read their chunks there."""
+    uri, quiet = f"file://{tmp_path}/store/g.oc", oc.Observer(progress=False)
+    oc.upload(graph, uri, observer=quiet)
+    oc.fetch(uri, tmp_path / "lean.oc", leave_features=True, observer=quiet)
+    found = done(tmp_path / "lean.oc", tmp_path / "g.run", cluster.address)
+    assert found.returncode == 0, found.stderr
+    assert differences(tree(tmp_path / "g.run"), want) == []
+    assert not (tmp_path / "lean.oc" / "features.bin").exists()
+
+
 def test_a_segmented_disk_cache_and_types(cluster: Cluster, tmp_path: Path) -> None:
     config = oc.GenerateConfig(nodes=600, edges=9000, kind="typed", features=16, train_fraction=0.3)
     graph = oc.generate_graph(tmp_path / "g.oc", config, progress=False).path

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -201,6 +201,9 @@ class RemoteFolder:
         except BaseException:
             # A stream that is dropped is completed by some stores: what is there then has no manifest.
             del stream
+            if local:
+                with suppress(OSError):
+                    self._system.delete_file(written)
             raise
 
     def write(self, name: str, content: bytes) -> None:
