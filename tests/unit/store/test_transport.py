@@ -205,6 +205,7 @@ def test_an_upload_refuses_damage_and_goes_on(
         file.write(b"\x01")
     with pytest.raises(ChecksumError, match=r"labels.bin: checksum is"):
         oc.upload(tmp_path / "g.oc", store("up.oc"), observer=QUIET)
+    assert not list(tmp_path.rglob(".*.part"))
     with pytest.raises(FormatError, match="holds no graph and no run"):
         oc.fetch(store("up.oc"), tmp_path / "back", observer=QUIET)
     shutil.copyfile(graph / "labels.bin", tmp_path / "g.oc" / "labels.bin")
