@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,11 +16,17 @@ from artifact_support import child_environment
 BESIDE = Path(sys.prefix) / "beside-ray"  # where scripts/setup.sh installs it
 
 
+@functools.cache
+def home() -> tempfile.TemporaryDirectory[str]:
+    """Where Ray keeps the token that machines show each other, and its sessions; gone with this process."""
+    return tempfile.TemporaryDirectory(prefix="oc-ray-", dir="/tmp", ignore_cleanup_errors=True)
+
+
 def environment() -> dict[str, str]:
-    """With Ray on the path, and without what tells a child that tests run it."""
+    """With Ray on the path, a home of its own, and without what tells a child that tests run it."""
     if not BESIDE.is_dir():
         pytest.skip("no Ray: scripts/setup.sh test installs it")
-    variables = child_environment(RAY_USAGE_STATS_ENABLED="0")
+    variables = child_environment(RAY_USAGE_STATS_ENABLED="0", HOME=home().name, RAY_TMPDIR=home().name)
     variables["PYTHONPATH"] = os.pathsep.join([variables["PYTHONPATH"], str(BESIDE)])
     return variables
 
