@@ -22,6 +22,8 @@ import pytest
 import outcrop as oc
 from artifact_support import differences, leftovers
 from artifact_support import tree as every_file
+from outcrop.runtime.runtime import Runtime
+from outcrop.store.placement import open_placement
 from prepare_support import prepare
 from raylets import Cluster, environment
 
@@ -103,6 +105,56 @@ def killing(*names: str, most: int, seed: int) -> Iterator[list[int]]:
         thread.join()
 
 
+def rows_bytes(run: Path) -> int:
+    """All rows that are written, by the plan."""
+    with Runtime() as runtime:
+        rows = open_placement(runtime, run / "plan").files[0]
+        return (int(rows.num_packed.sum()) + len(rows.host_ids) + len(rows.device_ids)) * rows.row_bytes
+
+
+def test_one_machine_sends_nothing(graph: Path, want: dict[str, bytes], tmp_path: Path) -> None:
+    run, out = tmp_path / "g.run", tmp_path / "report.json"
+    found = done(graph, run, "local", "--json", str(out))
+    assert found.returncode == 0, found.stderr
+    assert differences(tree(run), want) == []
+    none = {"machines": 1, "rows_bytes_sent": 0, "ids_bytes_sent": 0, "spilled_bytes": 0}
+    assert json.loads(out.read_text())["cluster"] == none
+
+
+def test_spilled_bytes_are_those_of_the_files(cluster: Cluster) -> None:
+    """Of half as much again as an object store holds: Ray writes them below its temporary folder, with short heads."""
+    code = """
+import sys, time
+from pathlib import Path
+import numpy as np
+import ray
+from outcrop.preparation.cluster.on_ray import spilled_bytes
+
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+session = Path(ray._private.worker.global_worker.node.get_session_dir_path())
+few = [ray.put(np.zeros(1 << 20, np.uint8)) for _ in range(3)]
+time.sleep(1)
+none = spilled_bytes(few)
+every = few + [ray.put(np.full(10 << 20, i, np.uint8)) for i in range(12)]
+found, on_disk, until = 0, -1, time.monotonic() + 60
+while not 0 < found <= on_disk <= found + 4096 * len(every) and time.monotonic() < until:
+    time.sleep(0.2)  # Ray goes on writing, and tells of it later
+    files = [path for path in session.glob("ray_spilled_objects*/**/*") if path.is_file()]
+    found, on_disk = spilled_bytes(every), sum(path.stat().st_size for path in files)
+print(none, found, on_disk, len(every), flush=True)
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", code, cluster.address],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    none, counted, on_disk, objects = map(int, found.stdout.split())
+    assert none == 0, found.stderr
+    assert 10 << 20 <= counted <= on_disk <= counted + 4096 * objects
+
+
 def test_files_are_those_of_one_process(
     cluster: Cluster, graph: Path, want: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -111,9 +163,15 @@ def test_files_are_those_of_one_process(
     assert found.returncode == 0, found.stderr
     assert differences(tree(run), want) == []
     assert leftovers(run) == []
-    stage = json.loads((tmp_path / "report.json").read_text())["stages"]["pack"]
-    assert stage["bytes_read"] >= 100_000 * 512
-    again = done(graph, run, cluster.address)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["stages"]["pack"]["bytes_read"] >= 100_000 * 512
+    moved, row_bytes, id_bytes = report["cluster"], 512, 8
+    assert moved["machines"] == 3
+    assert moved["spilled_bytes"] == 0
+    assert 0 < moved["rows_bytes_sent"] < rows_bytes(run)
+    assert moved["ids_bytes_sent"] * row_bytes == moved["rows_bytes_sent"] * id_bytes
+    again = done(graph, run, cluster.address, "--json", str(tmp_path / "again.json"))
+    assert json.loads((tmp_path / "again.json").read_text())["cluster"] is None
     assert "already there sample, plan, pack" in " ".join(again.stdout.split()), again.stdout
 
 

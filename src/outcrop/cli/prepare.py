@@ -153,6 +153,14 @@ def summarize(report: PrepareReport, load_seconds: float | None) -> None:
         facts["already there"] = ", ".join(report.skipped)
     facts["epochs"] = f"{report.epochs}, each with batches of its own; longer training replays them"
     facts["read, written"] = f"{format_bytes(report.bytes_read)}, {format_bytes(report.bytes_written)}"
+    if report.cluster is not None:
+        rows, ids, spilled = (
+            format_bytes(report.cluster[f"{what}_bytes{sent}"])
+            for what, sent in (("rows", "_sent"), ("ids", "_sent"), ("spilled", ""))
+        )
+        facts["between machines"] = (
+            f"{rows} of rows and {ids} of ids, of {report.cluster['machines']}; spilled {spilled}"
+        )
     facts["run on disk"] = format_bytes(report.disk_bytes)
     if report.disk_rates:
         rates = [round(rate) for rate in report.disk_rates.values()]

@@ -57,10 +57,32 @@ class RowFiller(Protocol):
 
 @dataclass(frozen=True)
 class CopiedBytes:
-    """Counts the bytes that other processes have read and written in place of this one, and those from a store."""
+    """Counts the bytes that other processes have read and written in place of this one, and those from a store.
+
+    Attributes:
+        moved: What went between machines, where there are several.
+    """
 
     bytes_read: int = 0
     bytes_written: int = 0
+    moved: MovedBytes | None = None
+
+
+@dataclass(frozen=True)
+class MovedBytes:
+    """Counts what went between the machines of a cluster.
+
+    Attributes:
+        machines: Machines that were there at the end.
+        rows_bytes_sent: Bytes of rows that were read on one machine and written by another.
+        ids_bytes_sent: Bytes of the ids by which another machine was asked for rows.
+        spilled_bytes: Bytes of rows and ids that object stores have written to disk for want of memory.
+    """
+
+    machines: int
+    rows_bytes_sent: int
+    ids_bytes_sent: int
+    spilled_bytes: int
 
 
 def fill_in_passes(packing: PackTask, files: OutputFiles, journal: Journal) -> CopiedBytes:

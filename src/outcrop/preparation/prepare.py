@@ -61,6 +61,8 @@ class PrepareReport:
             None where there is no limit, or no plan yet.
         epochs: Epochs that the run has.
         passes: Passes over the features that packing made: more than one where the memory holds too little; 0: none.
+        cluster: Of packing on a cluster, its ``machines``, ``rows_bytes_sent`` and ``ids_bytes_sent`` between them, and
+            ``spilled_bytes`` of its object stores (:class:`outcrop.preparation.pack.MovedBytes`); else None.
         disk_rates: ``sequential_bytes_per_s`` and ``random_reads_per_s`` (of 4 KiB) that the layout was chosen for,
             measured or given; None where no layout had to be. The same rates give the same files.
         chosen: What was chosen for the user, and why: lines.
@@ -77,6 +79,7 @@ class PrepareReport:
     memory: dict[str, Any] | None = None
     epochs: int = 0
     passes: int = 0
+    cluster: dict[str, Any] | None = None
     disk_rates: dict[str, float] | None = None
     chosen: str = ""
 
@@ -396,6 +399,7 @@ def _make(
         nonlocal copied
         done = packing.pack(graph, sample_set, placement, out / "pack", runtime, request.fill)
         report.passes, copied = done.passes, done.copied
+        report.cluster = None if copied.moved is None else asdict(copied.moved)
         return done.manifest
 
     if request.stop_after != "plan":

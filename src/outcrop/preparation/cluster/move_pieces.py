@@ -6,7 +6,8 @@ once. Checksums are taken where rows are read, and compared where they are writt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from outcrop.errors import ChecksumError, FormatError
 from outcrop.preparation.cluster.pieces import PieceSet, PieceTable, RowsToPack, TableHead
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import SequentialRows
+from outcrop.store.parts import names_of
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,43 @@ class Piece:
 
     rows: np.ndarray
     crc: np.ndarray
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Holds what one owner has asked for of a chunk.
+
+    Attributes:
+        machine: Where it was taken out.
+        ids_bytes: Bytes of the ids that it was asked for by.
+        pieces: What each of its output files wants.
+    """
+
+    machine: str
+    ids_bytes: int
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True)
+class ReceivedBytes:
+    """Counts what an owner has made of a parcel: bytes of rows and of ids that another machine has sent for it."""
+
+    written: int
+    rows_sent: int
+    ids_sent: int
+
+
+def owned_tables(pieces: PieceSet, parts: int) -> list[list[list[TableHead]]]:
+    """Divides the output files among owners: one for the file of each part that has records, one for all caches.
+
+    Returns:
+        The tables of each owner, of each row file.
+    """
+    records = names_of("records", parts)
+    outputs = [{name} for name in records]
+    outputs.append({head.output for heads in pieces.tables for head in heads}.difference(records))
+    every = [[[head for head in heads if head.output in own] for heads in pieces.tables] for own in outputs]
+    return [tables for tables in every if any(tables)]
 
 
 class ChunkReader:
@@ -59,6 +98,25 @@ class ChunkReader:
         rows = of.rows_of(chunk)
         data = of.read(file, rows, np.empty(len(rows) * of.spec.stride_bytes, np.uint8))
         return [self._piece(file, data[:, : file.row_bytes], rows.start, one) for one in wanted]
+
+    def parcels(
+        self, number: int, chunk: int, wanted: Sequence[Sequence[WantedRows]], machine: str
+    ) -> list[Parcel]:
+        """Returns what each of several owners wants of a chunk, as :meth:`read` does for one.
+
+        Args:
+            machine: Where this is.
+        """
+        found = iter(self.read(number, chunk, [one for own in wanted for one in own]))
+        return [
+            Parcel(machine, sum(one.ids.nbytes for one in own), tuple(next(found) for _ in own))
+            for own in wanted
+        ]
+
+    @property
+    def counters(self) -> _core.IoCounters:
+        """Returns what was read so far."""
+        return self._runtime.io.counters
 
     def _piece(self, file: SequentialRows, table: np.ndarray, first: int, wanted: WantedRows) -> Piece:
         places = wanted.ids - first
@@ -85,10 +143,16 @@ class PieceOwner:
 
     Args:
         tables: Their tables, of each row file.
+        here: Says which machine this is.
     """
 
-    def __init__(self, pieces: PieceSet, tables: Sequence[Sequence[TableHead]]):
-        self._pieces, self._runtime = pieces, Runtime(threads=1)
+    def __init__(
+        self,
+        pieces: PieceSet,
+        tables: Sequence[Sequence[TableHead]],
+        here: Callable[[], str] = socket.gethostname,
+    ):
+        self._pieces, self._runtime, self._machine = pieces, Runtime(threads=1), here()
         self._tables = [[PieceTable(pieces.folder, head) for head in own] for own in tables]
         self._files: dict[Path, int] = {}
 
@@ -106,6 +170,18 @@ class PieceOwner:
         return WantedRows(
             np.concatenate([every[starts[s] : starts[s] + counts[s]] for s in used]).astype(np.int64), counts
         )
+
+    def receive(self, number: int, chunk: int, parcel: Parcel) -> ReceivedBytes:
+        """Writes what has come as :meth:`accept` does, and counts it."""
+        written = self.accept(number, chunk, parcel.pieces)
+        if parcel.machine == self._machine:
+            return ReceivedBytes(written, 0, 0)
+        return ReceivedBytes(written, sum(one.rows.nbytes for one in parcel.pieces), parcel.ids_bytes)
+
+    @property
+    def counters(self) -> _core.IoCounters:
+        """Returns what was written so far."""
+        return self._runtime.io.counters
 
     def accept(self, number: int, chunk: int, found: Sequence[Piece]) -> int:
         """Writes what has come of ``chunk`` of row file ``number``, and notes it; once more does no harm.

@@ -12,15 +12,16 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import ray  # pyright: ignore[reportMissingImports]
+from ray.experimental import get_local_object_locations  # pyright: ignore[reportMissingImports]
 
 from outcrop.errors import ArgumentError, CancelledError, OutcropError
-from outcrop.preparation.cluster.move_pieces import ChunkReader, PieceOwner, WantedRows
+from outcrop.preparation.cluster.move_pieces import ChunkReader, PieceOwner, WantedRows, owned_tables
 from outcrop.preparation.cluster.pieces import (
     PieceSet,
     RowsToPack,
@@ -28,10 +29,9 @@ from outcrop.preparation.cluster.pieces import (
     open_pieces,
     prepare_pieces,
 )
-from outcrop.preparation.pack import CopiedBytes, PackTask
+from outcrop.preparation.pack import CopiedBytes, MovedBytes, PackTask
 from outcrop.preparation.pack_files import Journal, OutputFiles
 from outcrop.runtime.pages import PAGE_BYTES
-from outcrop.store.parts import names_of
 
 _MOST_CHUNK_BYTES = 256 << 20
 _STORE_SHARE = 4  # of the smallest object store: a quarter for all pieces that are under way
@@ -44,10 +44,13 @@ def _read_chunk(rows: tuple[RowsToPack, ...], number: int, chunk: int, *wanted: 
     """Returns what each owner wants of a chunk; an object of Ray for each."""
     if rows not in _readers:
         _readers[rows] = ChunkReader(rows)
-    counts = [len(one) for one in wanted]
-    found = iter(_readers[rows].read(number, chunk, [one for own in wanted for one in own]))
-    pieces = [[next(found) for _ in range(count)] for count in counts]
-    return pieces if len(pieces) > 1 else pieces[0]
+    parcels = _readers[rows].parcels(number, chunk, wanted, _here())
+    return parcels if len(parcels) > 1 else parcels[0]
+
+
+def _here() -> str:
+    """Returns the machine that this runs on, as Ray names it."""
+    return ray.get_runtime_context().get_node_id()
 
 
 def _sees(path: str, content: str) -> bool:
@@ -111,18 +114,18 @@ class _Work:
 
     def __init__(self, pieces: PieceSet, room: int, packing: PackTask):
         self._pieces, self._room, self._progress = pieces, room, packing.runtime.progress
-        records = names_of("records", packing.placement.num_parts)
-        owned = [{name} for name in records]
-        owned.append({head.output for heads in pieces.tables for head in heads}.difference(records))
-        tables = [[[h for h in heads if h.output in own] for heads in pieces.tables] for own in owned]
         self._owners = [
-            _OWNER.options(scheduling_strategy="SPREAD").remote(pieces, own) for own in tables if any(own)
+            _OWNER.options(scheduling_strategy="SPREAD").remote(pieces, own, _here)
+            for own in owned_tables(pieces, packing.placement.num_parts)
         ]
-        self._under_way: dict[Any, tuple[tuple[int, int], int]] = {}
+        self._under_way: dict[Any, tuple[tuple[int, int], int, Any]] = {}
         self._left: dict[tuple[int, int], int] = {}  # owners that have a chunk to write
+        self._wanted: dict[tuple[int, int], list[Any]] = {}  # of a chunk that nobody has pieces of yet
         self._bytes = self._written = self._read = 0
+        self._rows_sent = self._ids_sent = self._spilled = 0
 
     def run(self) -> CopiedBytes:
+        """Has all made that is missing."""
         pieces = self._pieces
         there = set(pieces.all_chunks()).difference(pieces.missing())
         self._progress.advance("pack", sum(pieces.chunk_bytes(*chunk) for chunk in there))
@@ -134,22 +137,27 @@ class _Work:
                 self._begin(chunk, size)
             while self._under_way:
                 self._wait()
-        return CopiedBytes(self._read, self._written)
+        moved = MovedBytes(len(_machines()), self._rows_sent, self._ids_sent, self._spilled)
+        return CopiedBytes(self._read, self._written, moved)
 
     def _begin(self, chunk: tuple[int, int], size: int) -> None:
         wanted = [owner.wanted.remote(*chunk) for owner in self._owners]
         count = len(self._owners)
         found = _READ.options(num_returns=count).remote(self._pieces.rows, *chunk, *wanted)
         each = size // count
-        for owner, piece in zip(self._owners, found if count > 1 else [found], strict=True):
-            self._under_way[owner.accept.remote(*chunk, piece)] = chunk, each
+        for owner, parcel in zip(self._owners, found if count > 1 else [found], strict=True):
+            self._under_way[owner.receive.remote(*chunk, parcel)] = chunk, each, parcel
             self._bytes += each
-        self._left[chunk] = count
+        self._left[chunk], self._wanted[chunk] = count, wanted
 
     def _wait(self) -> None:
         (done,), _ = ray.wait(list(self._under_way), num_returns=1)
-        chunk, size = self._under_way.pop(done)
-        self._written += _result(done)
+        chunk, size, parcel = self._under_way.pop(done)
+        received = _result(done)
+        self._spilled += spilled_bytes([parcel, *self._wanted.pop(chunk, ())])
+        self._written += received.written
+        self._rows_sent += received.rows_sent
+        self._ids_sent += received.ids_sent
         self._bytes -= size
         self._left[chunk] -= 1
         if not self._left[chunk]:
@@ -238,7 +246,7 @@ def _check_seen(folder: Path) -> None:
     mark, content = folder / "seen", uuid.uuid4().hex
     mark.write_text(content)
     try:
-        nodes = [node for node in ray.nodes() if node["Alive"]]
+        nodes = _machines()
         asked = {
             _SEES.options(
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
@@ -258,5 +266,19 @@ def _check_seen(folder: Path) -> None:
 
 def _room() -> int:
     """Returns the bytes that pieces may have that are under way, so that Ray spills none."""
-    stores = [node["Resources"].get("object_store_memory", 0) for node in ray.nodes() if node["Alive"]]
+    stores = [node["Resources"].get("object_store_memory", 0) for node in _machines()]
     return int(min(stores)) // _STORE_SHARE
+
+
+def _machines() -> list[dict[str, Any]]:
+    """Returns what Ray says of each machine that is there."""
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def spilled_bytes(objects: Sequence[Any]) -> int:
+    """Counts the bytes of those of ``objects``, which this process has had made, that a raylet has written to disk.
+
+    Their owner is told so by the raylet, and knows it as long as it holds them; nobody else is asked.
+    """
+    places = get_local_object_locations(list(objects)).values()
+    return sum(place["object_size"] for place in places if place.get("did_spill"))
