@@ -18,7 +18,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "several_processes.py"
 SUMS = """
 import sys, torch
 from torch import distributed
-from outcrop.runtime.ordered import ordered_sum
+from outcrop.runtime.ordered import ordered_sum, ordered_sum_of, sent_bytes
 
 rank, world, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 distributed.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=world)
@@ -34,6 +34,28 @@ for count in (1, 2, 3, 4, 5, 64, 1001):
         want = want + gradient(other, count)
     assert torch.equal(found, want), (rank, count)
     assert torch.equal(ordered_sum(gradient(rank, count).view(1, -1)), want)
+
+gather = "all_gather_single" if hasattr(distributed, "all_gather_single") else "all_gather_into_tensor"
+scatter, gathers, given = distributed.all_to_all_single, getattr(distributed, gather), []
+
+def scattered(found, own, found_sizes, own_sizes, group):
+    given.append((sum(own_sizes) - own_sizes[rank]) * own.element_size())
+    assert sum(own_sizes) == own.numel()
+    return scatter(found, own, found_sizes, own_sizes, group=group)
+
+def gathered(found, own, group):
+    given.append((world - 1) * own.numel() * own.element_size())
+    return gathers(found, own, group=group)
+
+distributed.all_to_all_single = scattered
+setattr(distributed, gather, gathered)
+for count in (1, 5, 64):
+    for most in (1, 2, 3):
+        order = [(r, place) for place in range(most) for r in range(world)][: world * most - 1] or [(0, 0)]
+        given.clear()
+        ordered_sum_of(torch.ones(most, count, dtype=torch.float64), order)
+        rows = sum(r == rank for r, _ in order)
+        assert sum(given) == sent_bytes(count, 8, rows, world), (rank, count, most)
 distributed.destroy_process_group()
 print("equal")
 """

@@ -69,6 +69,17 @@ def ordered_sum_of(
     return found[:count]
 
 
+def sent_bytes(elements: int, element_bytes: int, rows: int, world: int) -> int:
+    """Counts the bytes that a process sends in :func:`ordered_sum_of`.
+
+    Args:
+        elements: Values of a row, each of ``element_bytes``.
+        rows: Rows of this process that count.
+        world: Processes.
+    """
+    return (world - 1) * -(-elements // world) * element_bytes * (rows + 1)
+
+
 def wait_until_let_go(*tensors: Tensor) -> None:
     """Waits, a second at the most, until no thread of the backend holds ``tensors``, of which there are no views yet.
 
