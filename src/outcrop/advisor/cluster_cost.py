@@ -146,12 +146,30 @@ class PreparingWork:
     write_bytes_per_s: float
 
 
-def preparing_seconds(cluster: Cluster, work: PreparingWork) -> float:
-    """Returns what ``outcrop prepare --ray`` takes: one machine draws, then all read, send and write their shares."""
-    machines = cluster.machines
-    read, written = work.feature_bytes / machines, work.packed_bytes / machines
-    disk = read / cluster.hardware.disk.bytes_per_s + written / work.write_bytes_per_s
-    network = written * (1 - 1 / machines) / cluster.bytes_per_s
+@dataclass(frozen=True)
+class PreparedShare:
+    """Says what one machine reads of the features, writes, and sends to others of rows."""
+
+    read_bytes: float
+    written_bytes: float
+    sent_bytes: float
+
+
+def even_share(machines: int, work: PreparingWork) -> PreparedShare:
+    """Returns what each machine does where all do the same, and each wants as much of every chunk."""
+    written = work.packed_bytes / machines
+    return PreparedShare(work.feature_bytes / machines, written, written * (1 - 1 / machines))
+
+
+def preparing_seconds(cluster: Cluster, work: PreparingWork, most: PreparedShare | None = None) -> float:
+    """Returns what ``outcrop prepare --ray`` takes: one machine draws, then all read, send and write their shares.
+
+    Args:
+        most: What the machine does that does most, where it was counted.
+    """
+    share = most or even_share(cluster.machines, work)
+    disk = share.read_bytes / cluster.hardware.disk.bytes_per_s + share.written_bytes / work.write_bytes_per_s
+    network = share.sent_bytes / cluster.bytes_per_s
     shared = (work.feature_bytes + work.packed_bytes) / cluster.shared_bytes_per_s
     return work.draw_s + max(disk, network, shared)
 

@@ -95,6 +95,13 @@ def test_preparing_is_bound_by_disk_network_or_shared_file_system() -> None:
     assert disk == pytest.approx(100 + 1e12 / 4 / HERE.disk.bytes_per_s + 3e12 / 4 / 5e8)
     network = cluster_cost.preparing_seconds(cluster(4, 1, 4, 1e8), work)
     assert network == pytest.approx(100 + 3e12 / 4 * 0.75 / 1e8)
+    most = cluster_cost.PreparedShare(3e11, 1e12, 8e11)  # of the machine that does most
+    assert cluster_cost.preparing_seconds(cluster(4, 1, 4, 1e10), work, most) == pytest.approx(
+        100 + 3e11 / HERE.disk.bytes_per_s + 1e12 / 5e8
+    )
+    assert cluster_cost.preparing_seconds(cluster(4, 1, 4, 1e8), work, most) == pytest.approx(
+        100 + 8e11 / 1e8
+    )
     shared = cluster_cost.preparing_seconds(replace(cluster(4, 1, 4, 1e10), shared_bytes_per_s=1e9), work)
     assert shared == pytest.approx(100 + 4e12 / 1e9)
 
