@@ -11,7 +11,7 @@ import typer
 
 from outcrop.bench.graphs import TYPED, GraphShape
 from outcrop.cli import common, printing
-from outcrop.config import format_bytes
+from outcrop.config import ClusterConfig, format_bytes
 from outcrop.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ EXPERIMENTS = (
     "pipeline",
     "memory-curve",
     "scale",
+    "scale-out",
     "quality",
     "io",
     "cost-model",
@@ -56,10 +57,15 @@ def bench(
         int | None, typer.Option("--nodes", help="Smaller or larger than the standard 2,000,000.")
     ] = None,
     fanouts: common.Fanouts = "10,10",
-    batch_size: Annotated[int, typer.Option("--batch-size")] = 1024,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", help="Seeds of a batch: 1024; scale-out: 256.")
+    ] = None,
     sampler: common.Sampler = "neighbor",
     batch_dependency: common.BatchDependency = 1,
-    cap: Annotated[float, typer.Option("--cap", help="Budget as a share of the feature bytes.")] = 0.1,
+    cap: Annotated[
+        float | None,
+        typer.Option("--cap", help="Budget as a share of the feature bytes: 0.1; scale-out: 0.5."),
+    ] = None,
     model: Annotated[str, typer.Option("--model")] = "sage",
     modes: Annotated[
         str, typer.Option("--modes", help="Which to compare.")
@@ -87,6 +93,12 @@ def bench(
     sizes: Annotated[
         str, typer.Option("--sizes", help="scale: numbers of nodes.")
     ] = "500000,1000000,2000000,4000000",
+    machines: Annotated[
+        str, typer.Option("--machines", help="scale-out: numbers of machines.")
+    ] = "1,2,4,8,16",
+    network: Annotated[
+        str, typer.Option("--network", help="scale-out: what a machine sends, such as 25Gbit/s.")
+    ] = "25Gbit/s",
     graph: Annotated[
         list[Path] | None,
         typer.Option("--graph", help="quality, embed: imported graphs, one option for each."),
@@ -118,6 +130,7 @@ def bench(
         pipeline,
         prepare,
         quality,
+        scale_out,
         typed_models,
         typed_quality,
         typed_sampling,
@@ -129,8 +142,8 @@ def bench(
     setting = epoch.Setting(
         _shape(nodes, skew, kind),
         fanouts,
-        batch_size,
-        cap,
+        batch_size or 1024,
+        0.1 if cap is None else cap,
         model,
         epochs=epochs,
         rounds=rounds,
@@ -154,6 +167,20 @@ def bench(
         "pipeline": lambda: pipeline.run(folder, setting, names, say),
         "memory-curve": lambda: curves.memory_curve(folder, setting, names, _numbers(caps, float), say),
         "scale": lambda: curves.scale(folder, setting, _numbers(sizes, int), say),
+        "scale-out": lambda: scale_out.run(
+            folder,
+            scale_out.ScaleOut(
+                replace(
+                    setting,
+                    shape=scale_out.shape_of(nodes),
+                    batch_size=batch_size or scale_out.BATCH_SIZE,
+                    cap=scale_out.CAP if cap is None else cap,
+                ),
+                tuple(_numbers(machines, int)),
+                ClusterConfig(network=network),
+            ),
+            say,
+        ),
         "quality": lambda: (
             typed_quality.run(folder, setting, say)
             if kind == "typed" and not graph

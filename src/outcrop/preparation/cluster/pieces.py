@@ -117,6 +117,11 @@ class PieceTable:
         self.bounds, self.ids_start, self.out_start = (arrays[table] for table in _TABLES[:3])
         self.crc, self.done = arrays["crc"], arrays["done"]
 
+    @property
+    def table_bytes(self) -> int:
+        """Counts the bytes of the tables."""
+        return sum(getattr(self, table).nbytes for table in _TABLES)
+
     def counts(self, chunk: int) -> np.ndarray:
         """Counts the rows of each stream in ``chunk``: int64 [streams]."""
         return (self.bounds[chunk + 1] - self.bounds[chunk]).astype(np.int64)
