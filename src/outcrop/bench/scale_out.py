@@ -30,6 +30,7 @@ from outcrop.loading.open import open_session
 from outcrop.loading.ranks import Ranks
 from outcrop.preparation.prepare import PrepareReport, PrepareRequest, prepare
 from outcrop.runtime.hardware import Hardware
+from outcrop.runtime.ordered import sent_bytes
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
@@ -37,7 +38,6 @@ from outcrop.store.graph import Graph, open_graph
 from outcrop.store.placement import open_placement
 from outcrop.store.profile import Profile
 from outcrop.store.samples import open_samples
-from outcrop.training.ordered import sent_bytes
 
 SHAPE = GraphShape("scale-out", nodes=200_000, edges=3_000_000, features=64, train_fraction=0.1)
 BATCH_SIZE, CAP = 256, 0.5  # so that every machine has several batches, and most rows are packed
