@@ -168,7 +168,8 @@ def test_files_are_those_of_one_process(
     moved, row_bytes, id_bytes = report["cluster"], 512, 8
     assert moved["machines"] == 3
     assert moved["spilled_bytes"] == 0
-    assert 0 < moved["rows_bytes_sent"] < rows_bytes(run)
+    # Owners and chunks are dealt to the machines in turn: two thirds of the rows go to another one.
+    assert moved["rows_bytes_sent"] == pytest.approx(rows_bytes(run) * 2 / 3, rel=0.1)
     assert moved["ids_bytes_sent"] * row_bytes == moved["rows_bytes_sent"] * id_bytes
     again = done(graph, run, cluster.address, "--json", str(tmp_path / "again.json"))
     assert json.loads((tmp_path / "again.json").read_text())["cluster"] is None

@@ -9,9 +9,11 @@ killed goes on with what is missing.
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +21,9 @@ from typing import Any
 
 import ray  # pyright: ignore[reportMissingImports]
 from ray.experimental import get_local_object_locations  # pyright: ignore[reportMissingImports]
+from ray.util.scheduling_strategies import (  # pyright: ignore[reportMissingImports]
+    NodeAffinitySchedulingStrategy,
+)
 
 from outcrop.errors import ArgumentError, CancelledError, OutcropError
 from outcrop.preparation.cluster.move_pieces import ChunkReader, PieceOwner, WantedRows, owned_tables
@@ -63,7 +68,8 @@ def _sees(path: str, content: str) -> bool:
 
 # What Ray runs elsewhere; a function that is not one of Ray's can be tested without it.
 _READ: Any = ray.remote(num_cpus=1, max_retries=-1)(_read_chunk)
-_OWNER: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(PieceOwner)
+# An owner asks for memory, so that it starts where it is told to: Ray starts what asks for nothing anywhere.
+_OWNER: Any = ray.remote(num_cpus=0, memory=1 << 20, max_restarts=-1, max_task_retries=-1)(PieceOwner)
 _SEES: Any = ray.remote(num_cpus=0)(_sees)
 
 
@@ -110,14 +116,22 @@ def _fitting_pieces(packing: PackTask, files: OutputFiles, room: int) -> PieceSe
 
 
 class _Work:
-    """Has all chunks made, with no more under way than there is room for."""
+    """Has all chunks made, with no more under way than there is room for.
+
+    Who works where is said here: by itself Ray has chunks read where this process is as long as that machine can, so
+    that all rows leave by its network alone.
+    """
 
     def __init__(self, pieces: PieceSet, room: int, packing: PackTask):
         self._pieces, self._room, self._progress = pieces, room, packing.runtime.progress
+        machines = itertools.cycle(_working_machines())
         self._owners = [
-            _OWNER.options(scheduling_strategy="SPREAD").remote(pieces, own, _here)
+            _OWNER.options(scheduling_strategy=_on(next(machines)["NodeID"], soft=True)).remote(
+                pieces, own, _here
+            )
             for own in owned_tables(pieces, packing.placement.num_parts)
         ]
+        self._turn, self._reading = 0, dict[tuple[int, int], str]()  # on which machine
         self._under_way: dict[Any, tuple[tuple[int, int], int, Any]] = {}
         self._left: dict[tuple[int, int], int] = {}  # owners that have a chunk to write
         self._wanted: dict[tuple[int, int], list[Any]] = {}  # of a chunk that nobody has pieces of yet
@@ -143,12 +157,25 @@ class _Work:
     def _begin(self, chunk: tuple[int, int], size: int) -> None:
         wanted = [owner.wanted.remote(*chunk) for owner in self._owners]
         count = len(self._owners)
-        found = _READ.options(num_returns=count).remote(self._pieces.rows, *chunk, *wanted)
+        machine = self._reading[chunk] = self._next_reader()
+        found = _READ.options(num_returns=count, scheduling_strategy=_on(machine, soft=True)).remote(
+            self._pieces.rows, *chunk, *wanted
+        )
         each = size // count
         for owner, parcel in zip(self._owners, found if count > 1 else [found], strict=True):
             self._under_way[owner.receive.remote(*chunk, parcel)] = chunk, each, parcel
             self._bytes += each
         self._left[chunk], self._wanted[chunk] = count, wanted
+
+    def _next_reader(self) -> str:
+        """Returns the machine that reads the next chunk: each in turn, but for one that has twice its share to do."""
+        machines, busy = [node["NodeID"] for node in _working_machines()], Counter(self._reading.values())
+        most = 2 * (len(self._reading) // len(machines) + 1)
+        for _ in machines:
+            self._turn += 1
+            if busy[machines[self._turn % len(machines)]] < most:
+                break
+        return machines[self._turn % len(machines)]
 
     def _wait(self) -> None:
         (done,), _ = ray.wait(list(self._under_way), num_returns=1)
@@ -161,6 +188,7 @@ class _Work:
         self._bytes -= size
         self._left[chunk] -= 1
         if not self._left[chunk]:
+            del self._reading[chunk]
             self._read += self._pieces.chunk_bytes(*chunk)
             self._progress.advance("pack", self._pieces.chunk_bytes(*chunk))
 
@@ -239,18 +267,14 @@ def _check_seen(folder: Path) -> None:
     Raises:
         ArgumentError: One does not; names it.
     """
-    from ray.util.scheduling_strategies import (  # pyright: ignore[reportMissingImports]
-        NodeAffinitySchedulingStrategy,
-    )
-
     mark, content = folder / "seen", uuid.uuid4().hex
     mark.write_text(content)
     try:
         nodes = _machines()
         asked = {
-            _SEES.options(
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            ).remote(str(mark.absolute()), content): node["NodeManagerAddress"]
+            _SEES.options(scheduling_strategy=_on(node["NodeID"], soft=False)).remote(
+                str(mark.absolute()), content
+            ): node["NodeManagerAddress"]
             for node in nodes
         }
         ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=_CHECK_SECONDS)
@@ -268,6 +292,17 @@ def _room() -> int:
     """Returns the bytes that pieces may have that are under way, so that Ray spills none."""
     stores = [node["Resources"].get("object_store_memory", 0) for node in _machines()]
     return int(min(stores)) // _STORE_SHARE
+
+
+def _working_machines() -> list[dict[str, Any]]:
+    """Returns the machines that are there for work: a head may have no processor for it."""
+    machines = _machines()
+    return [node for node in machines if node["Resources"].get("CPU", 0) >= 1] or machines
+
+
+def _on(machine: str, *, soft: bool) -> NodeAffinitySchedulingStrategy:
+    """Says on which machine something is to run; ``soft``: elsewhere where that is lost."""
+    return NodeAffinitySchedulingStrategy(machine, soft=soft)
 
 
 def _machines() -> list[dict[str, Any]]:
