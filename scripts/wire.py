@@ -4,7 +4,8 @@
     scripts/wire.py --json wire.json [--work FOLDER]
 
 Two processes train, and a Ray cluster of two machines prepares. Bytes of the wire are those that its devices count;
-they are compared with the formulas (docs/several-processes.md), seconds of exchanging gradients with bytes by rate.
+they are compared with the formulas (docs/several-processes.md), seconds of exchanging gradients with bytes by rate, and
+with what gloo takes for the same bytes alone: announcements of one direction wait behind the data of the other.
 What Ray sends of itself is measured while it has nothing to do, and by preparing a run of almost no rows.
 """
 
@@ -44,6 +45,44 @@ QUIET = oc.Observer(progress=False)
 EPOCHS, BATCHES, FEATURES, HIDDEN = 5, 10, 512, 1024
 NODES, WIDTH, PARTS = 100_000, 128, 2
 IDLE_SECONDS, PREPARINGS, STORE = 30, 3, 100_000_000
+
+
+ALONE = """
+import json, sys, time, torch
+from torch import distributed
+
+rank, address, count, steps = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+distributed.init_process_group("gloo", init_method=f"tcp://{address}:29501", rank=rank, world_size=2)
+own, parts, total = torch.ones(2 * count), torch.empty(2 * count), torch.ones(count)
+seconds = []
+for _ in range(steps):
+    distributed.barrier()
+    begin = time.perf_counter()
+    distributed.all_to_all_single(parts, own, [count, count], [count, count])
+    distributed.all_gather_into_tensor(own, total)
+    seconds.append(time.perf_counter() - begin)
+distributed.barrier()
+distributed.destroy_process_group()
+print(json.dumps(seconds))
+"""
+
+
+def gloo_alone(machines: Sequence[Machine], elements: int, steps: int) -> float:
+    """Returns the median seconds of the two collectives of a step, one batch of each process, and nothing else."""
+    running = [
+        subprocess.Popen(
+            machine.command(
+                *(sys.executable, "-W", "ignore", "-c", ALONE),
+                *(str(rank), machines[0].address, str(-(-elements // 2)), str(steps)),
+            ),
+            env={**os.environ, "GLOO_SOCKET_IFNAME": machine.device, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank, machine in enumerate(machines)
+    ]
+    found = [json.loads(process.communicate(timeout=300)[0]) for process in running]
+    return median(map(min, zip(*found, strict=True)))
 
 
 def sent(machines: Sequence[Machine]) -> list[int]:
@@ -116,6 +155,7 @@ def train(machines: Sequence[Machine], folder: Path) -> dict[str, Any]:
     wire = [after - was for after, was in zip(sent(machines), before, strict=True)]
     elements = sum(value.numel() for value in read_checkpoint(folder / "ckpt" / LAST).model.values())
     steps = BATCHES // 2
+    alone = steps * gloo_alone(machines, elements, 3 * steps)
     epoch_bytes, rate = steps * sent_bytes(elements, 4, 1, 2), parse_rate(RATE)
     ranks = [
         epoch["ranks"]["exchange_seconds"]
@@ -133,6 +173,7 @@ def train(machines: Sequence[Machine], folder: Path) -> dict[str, Any]:
         "exchange_seconds": ranks,
         "median_exchange_seconds": exchange,
         "formula_seconds": epoch_bytes / rate,
+        "gloo_alone_seconds": alone,
         "seconds_of_formula": exchange * rate / epoch_bytes,
         "seconds_of_wire": exchange * rate * EPOCHS / max(wire),
     }
@@ -283,6 +324,7 @@ def main() -> None:
         ("training: bytes of a process", trained["formula_bytes"], wire, ",.0f"),
         ("training: seconds of exchange in an epoch", trained["formula_seconds"], exchange, ".2f"),
         ("the same, of the bytes on the wire", wire / EPOCHS / parse_rate(RATE), exchange, ".2f"),
+        ("the same, of what gloo takes alone", trained["gloo_alone_seconds"], exchange, ".2f"),
         ("preparing: rows between machines", formula["formula"], large["rows_bytes_sent"], ",.0f"),
         ("preparing: rows and ids, on the wire", formula["moved"], large["wire_beside_idle"], ",.0f"),
         ("the same, less what Ray sends for few rows", formula["moved"], large["wire_beside_own"], ",.0f"),
