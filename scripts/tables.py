@@ -188,6 +188,8 @@ TABLES = {
     "memory-curve": Table("memory-curve.json"),
     "scale": Table("scale.json", command="outcrop bench scale"),
     "cost-model": Table("cost-model.json", command="outcrop bench cost-model"),
+    "scale-out": Table("scale-out.json"),
+    "wire": Table("wire.json"),
     "layout": Table("layout.json", command="outcrop bench layout"),
     "pipeline": Table("pipeline.json"),
     "pipeline-gat": Table("pipeline-gat.json", command="outcrop bench pipeline --model gat"),

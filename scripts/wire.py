@@ -5,7 +5,7 @@
 
 Two processes train, and a Ray cluster of two machines prepares. Bytes of the wire are those that its devices count;
 they are compared with the formulas (docs/several-processes.md), seconds of exchanging gradients with bytes by rate, and
-with what gloo takes for the same bytes alone: announcements of one direction wait behind the data of the other.
+with what gloo takes for the same bytes alone, which does not keep both directions of the wire busy.
 What Ray sends of itself is measured while it has nothing to do, and by preparing a run of almost no rows.
 """
 
