@@ -22,6 +22,7 @@ import pytest
 import outcrop as oc
 from artifact_support import differences, leftovers
 from artifact_support import tree as every_file
+from namespaces import descendants
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.placement import open_placement
 from prepare_support import prepare
@@ -67,28 +68,27 @@ def done(graph: Path, run: Path, address: str, *more: str) -> subprocess.Complet
     )
 
 
-def ray_processes(*names: str) -> list[int]:
-    """Processes that do work called ``names``."""
+def ray_processes(cluster: Cluster, *names: str) -> list[int]:
+    """Processes of the cluster that do work called ``names``; those of other clusters on this machine are not ours."""
     found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                title = (process / "cmdline").read_bytes().decode(errors="replace")
-            except OSError:
-                continue
-            if title.startswith("ray::") and any(name in title for name in names):
-                found.append(int(process.name))
+    for process in descendants(cluster.process.pid):
+        try:
+            title = Path(f"/proc/{process.pid}/cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if title.startswith("ray::") and any(name in title for name in names):
+            found.append(process.pid)
     return found
 
 
 @contextmanager
-def killing(*names: str, most: int, seed: int) -> Iterator[list[int]]:
+def killing(cluster: Cluster, *names: str, most: int, seed: int) -> Iterator[list[int]]:
     """Kills processes that work, one after another, at moments of their own."""
     chance, killed, ending = random.Random(seed), [], threading.Event()
 
     def kill() -> None:
         while not ending.wait(chance.uniform(0.05, 0.6)) and len(killed) < most:
-            if found := ray_processes(*names):
+            if found := ray_processes(cluster, *names):
                 victim = chance.choice(found)
                 try:
                     os.kill(victim, signal.SIGKILL)
@@ -202,7 +202,7 @@ def test_a_segmented_disk_cache_and_types(cluster: Cluster, tmp_path: Path) -> N
 def test_tasks_and_owners_that_are_killed_are_started_again(
     cluster: Cluster, graph: Path, want: dict[str, bytes], tmp_path: Path, seed: int
 ) -> None:
-    with killing("_read_chunk", "PieceOwner", most=6, seed=seed) as killed:
+    with killing(cluster, "_read_chunk", "PieceOwner", most=6, seed=seed) as killed:
         found = done(graph, tmp_path / "g.run", cluster.address)
     assert found.returncode == 0, found.stderr
     assert len(killed) >= 2
@@ -218,7 +218,7 @@ def test_a_machine_is_lost(graph: Path, want: dict[str, bytes], tmp_path: Path) 
             stderr=subprocess.PIPE,
             text=True,
         )
-        while not ray_processes("PieceOwner") and started.poll() is None:
+        while not ray_processes(cluster, "PieceOwner") and started.poll() is None:
             time.sleep(0.05)
         cluster.tell("remove 0")
         _, said = started.communicate(timeout=300)
@@ -235,15 +235,15 @@ def test_the_command_is_killed_and_goes_on(
     run, chance = tmp_path / "g.run", random.Random(3)
     for _ in range(3):
         started = subprocess.Popen(command(graph, run, cluster.address, "--quiet"), env=environment())
-        while not ray_processes("PieceOwner") and started.poll() is None:
+        while not ray_processes(cluster, "PieceOwner") and started.poll() is None:
             time.sleep(0.02)
         time.sleep(chance.uniform(0, 1.0))
         started.kill()
         started.wait()
         deadline = time.monotonic() + 30
-        while ray_processes("PieceOwner", "_read_chunk") and time.monotonic() < deadline:
+        while ray_processes(cluster, "PieceOwner", "_read_chunk") and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert ray_processes("PieceOwner", "_read_chunk") == []
+        assert ray_processes(cluster, "PieceOwner", "_read_chunk") == []
     found = done(graph, run, cluster.address)
     assert found.returncode == 0, found.stderr
     assert differences(tree(run), want) == []
