@@ -95,7 +95,7 @@ class SliceMoves:
         self._stages: deque[Callable[[], _Job]] = deque()
         self._latest = 0
         self.bytes_sent = 0
-        self._group.begin_passing()
+        self._group.begin_passing(len(self._going))
 
     def expect(self, transfers: Sequence[Transfer]) -> None:
         """Adds what moves next; the same in all processes."""

@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -133,8 +134,8 @@ class Group:
             total += own[place]
         return total
 
-    def begin_passing(self) -> None:
-        """Lets all ranks get ready for :meth:`pass_on`; all call it at the same time."""
+    def begin_passing(self, nbytes: int) -> None:
+        """Lets all ranks get ready for :meth:`pass_on` of so many bytes; all call it at the same time."""
 
     def pass_on(self, own: tuple[Tensor, int] | None, other: tuple[Tensor, int] | None) -> Handover:
         """Begins to send a tensor to another rank, or to this one, and to receive one.
@@ -271,6 +272,7 @@ class RankGroup(Group):
         self._said = self._new_group(PATIENCE)
         self._waiting = self._new_group(_LONG_WORK)
         self._passing: Any = None
+        self._passed_bytes = 0
         self._transfers: dict[int, Any] = {}
         own = (socket.gethostname(), _boot_id(), os.environ.get("GROUP_RANK"))
         every = self.gather(own)
@@ -363,15 +365,22 @@ class RankGroup(Group):
 
     def pass_on(self, own: tuple[Tensor, int] | None, other: tuple[Tensor, int] | None) -> Handover:
         (going, sent), (coming, received) = self._part(own), self._part(other)
+        exchange = partial(
+            self._distributed.all_to_all_single,
+            *(coming, going, received, sent),
+            group=self.for_transfers(self._passed_bytes),
+            async_op=True,
+        )
+        here = self._torch.zeros(1)
         with self._losing():
-            work = self._distributed.all_to_all_single(
-                coming, going, received, sent, group=self._passing, async_op=True
-            )
-        return _Exchange(work, (coming, going), self._losing)
+            met = self._distributed.all_reduce(here, group=self._passing, async_op=True)
+        return _Exchange(met, exchange, (here, coming, going), self._losing)
 
-    def begin_passing(self) -> None:
+    def begin_passing(self, nbytes: int) -> None:
+        self._passed_bytes = nbytes
         if self._passing is None:
             self._passing = self._new_group(_LONG_WORK)
+        self.for_transfers(nbytes)
 
     def _part(self, tensor: tuple[Tensor, int] | None) -> tuple[Tensor, list[int]]:
         """Returns what is exchanged with all ranks, and how much of it with each."""
@@ -462,22 +471,36 @@ class RankGroup(Group):
 
 
 class _Exchange(Handover):
-    """Tells of a tensor that the ranks exchange in the background."""
+    """Tells of a tensor that the ranks exchange in the background, once all of them have come to it.
 
-    def __init__(self, work: Any, tensors: tuple[Tensor, Tensor], losing: Callable[[], Any]):
-        self._work: Any = work
+    Coming to it may take any time; what is then sent has a limit, for gloo may not notice that a machine is gone amid
+    it (:meth:`RankGroup.for_transfers`).
+    """
+
+    def __init__(
+        self, met: Any, begin: Callable[[], Any], tensors: tuple[Tensor, ...], losing: Callable[[], Any]
+    ):
+        self._met, self._begin = met, begin
+        self._work: Any = None
         self._tensors, self._losing = tensors, losing
+
+    def _start(self) -> Any:
+        if self._work is None:
+            self._met.wait()
+            self._work = self._begin()
+        return self._work
 
     @property
     def done(self) -> bool:
-        return self._work.is_completed()
+        with self._losing():
+            return (self._work is not None or self._met.is_completed()) and self._start().is_completed()
 
     def wait(self) -> None:
         from outcrop.runtime.ordered import wait_until_let_go
 
         with self._losing():
-            self._work.wait()
-        self._work = None
+            self._start().wait()
+        self._met = self._work = None
         wait_until_let_go(*self._tensors)
 
 
