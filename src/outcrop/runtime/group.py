@@ -480,8 +480,9 @@ class _Exchange(Handover):
     def __init__(
         self, met: Any, begin: Callable[[], Any], tensors: tuple[Tensor, ...], losing: Callable[[], Any]
     ):
-        self._met, self._begin = met, begin
+        self._met: Any = met
         self._work: Any = None
+        self._begin = begin
         self._tensors, self._losing = tensors, losing
 
     def _start(self) -> Any:
