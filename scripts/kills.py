@@ -36,6 +36,7 @@ from outcrop.store.tensors import digest
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 BESIDE = Path(sys.prefix) / "beside-ray"  # where scripts/setup.sh installs Ray
 OWN_SHM, MARK = "OUTCROP_KILLS_OWN_SHM", "OUTCROP_KILLS_MARK"
+OTHERS_SHARE = 0.75  # of kills: of what works for a command, once that is there
 ENDED_SECONDS, COMMAND_SECONDS, AGAIN = 30, 300, 4
 QUIET = oc.Observer(progress=False)
 PREPARE = ["--fanouts", "5,5", "--batch-size", "100", "--epochs", "2", "--memory", "16MiB", "--quiet"]
@@ -134,20 +135,31 @@ class Work:
             raise Failure(f"{what}: ended with {process.returncode}\n{said[-4000:]}")
         return process.returncode == 0
 
+    def _kill_one(self, process: subprocess.Popen[str], chance: random.Random) -> Victim | None:
+        """Kills what works for a command, or the command, at some moment; None where that is over before."""
+        own, others = itself(process.pid), chance.random() < OTHERS_SHARE
+        wait = chance.uniform(0, self.seconds / 4 if others else self.seconds)
+        moment = None
+        while process.poll() is None:
+            there = [
+                one for one in self.victims(own, descendants(process.pid)) if one.process != own or not others
+            ]
+            if there and moment is None:
+                moment = time.monotonic() + wait
+            if there and moment is not None and time.monotonic() >= moment:
+                kind = chance.choice(sorted({one.kind for one in there}))
+                victim = chance.choice(sorted(one for one in there if one.kind == kind))
+                kill(victim.process)
+                return victim
+            time.sleep(0.01)
+        return None
+
     def disturb(self, out: Path, chance: random.Random) -> str | None:
         """Kills one process at some moment; returns what it was, None where the command was over before."""
         shm, command = set(os.listdir("/dev/shm")), self.command(out, chance)
         mark = f"{os.getpid()}-{out.name}"
         process = self._start(command, mark)
-        own, moment = itself(process.pid), time.monotonic() + chance.uniform(0, self.seconds)
-        victim = None
-        while process.poll() is None and victim is None:
-            if time.monotonic() >= moment and (there := self.victims(own, descendants(process.pid))):
-                kinds = sorted({one.kind for one in there})
-                kind = chance.choice(kinds)
-                victim = chance.choice(sorted(one for one in there if one.kind == kind))
-                kill(victim.process)
-            time.sleep(0.01)
+        victim = self._kill_one(process, chance)
         if victim is not None:
             self.after_kill(victim)
         what = f"{self.name}, {victim.kind if victim else 'nothing'} killed"
