@@ -24,7 +24,7 @@ def stopping(self, epoch, unit, *more):
         if int(os.environ["KILLED_RANK"]) == RANK and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-    if WRONG == "loss" and RANK == 1 and count == 3:
+    if RANK == 1 and count == {"loss": 3, "late loss": 12}.get(WRONG):
         raise oc.errors.NumericError("epoch 0: the loss is nan")
     return train(self, epoch, unit, *more)
 

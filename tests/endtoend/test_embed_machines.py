@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,18 @@ import pytest
 
 import outcrop as oc
 from embed_support import knowledge_graph, random_triples, table_of
-from machines import ENVIRONMENT, QUICK_SECONDS, Jobs, Machine, ending_all, eventually, kill, two_machines
+from machines import (
+    ENVIRONMENT,
+    PORT,
+    QUICK_SECONDS,
+    Jobs,
+    Machine,
+    ending_all,
+    eventually,
+    ip,
+    kill,
+    two_machines,
+)
 from outcrop.embed.checkpoint import CHECKPOINT, FOLDER
 from outcrop.runtime.runtime import Runtime
 
@@ -88,20 +100,25 @@ class Disks:
             shutil.copytree(prepared, disk / "run")
 
     def start(
-        self, jobs: Jobs, machines: tuple[Machine, Machine], name: str
+        self, jobs: Jobs, machines: tuple[Machine, Machine], name: str, *, torchrun: bool = True
     ) -> list[subprocess.Popen[bytes]]:
-        started = []
-        for disk, machine in zip(self.disks, machines, strict=True):
-            report = disk / "report.json"
-            command = machine.torchrun(arguments(self.here / "run", report), machines[0], "2")
+        """Starts the training on both machines, by torchrun or without it."""
+        started, meeting = (
+            [],
+            {"WORLD_SIZE": "2", "MASTER_ADDR": machines[0].address, "MASTER_PORT": str(PORT)},
+        )
+        for rank, (disk, machine) in enumerate(zip(self.disks, machines, strict=True)):
+            words = arguments(self.here / "run", disk / "report.json")
+            command = machine.torchrun(words, machines[0], "2")
+            if not torchrun:
+                command = machine.command(sys.executable, *words)
             at = command.index(sys.executable)
             mount = ["sh", "-c", 'mount --bind "$0" "$1" && shift && exec "$@"', str(disk), str(self.here)]
+            variables = {"GLOO_SOCKET_IFNAME": machine.device} | (
+                {} if torchrun else meeting | {"RANK": str(rank), "GROUP_RANK": str(rank)}
+            )
             started.append(
-                jobs.start(
-                    f"{name}-{disk.name}",
-                    [*command[:at], *mount, *command[at:]],
-                    GLOO_SOCKET_IFNAME=machine.device,
-                )
+                jobs.start(f"{name}-{disk.name}", [*command[:at], *mount, *command[at:]], **variables)
             )
         return started
 
@@ -155,6 +172,26 @@ def test_a_machine_that_is_lost_goes_on_with_its_disk(
         kill(process)
     two.wait(QUICK_SECONDS)
     assert one.wait(QUICK_SECONDS) != 0
+    for process in disks.start(jobs, machines, "second"):
+        jobs.wait(process)
+    assert_equal(learned(disks.joined(), disks.disks[0] / "report.json"), want)
+
+
+def test_a_link_that_fails_without_a_word_ends_both(
+    prepared: Path, want: Any, jobs: Jobs, machines: tuple[Machine, Machine], tmp_path: Path
+) -> None:
+    """Ranks without torchrun, which on the other machine waits for longer."""
+    disks = Disks(tmp_path, prepared)
+    started = disks.start(jobs, machines, "first", torchrun=False)
+    eventually(lambda: disks.checkpoint(1).exists(), QUICK_SECONDS, jobs.said())
+    ip("-n", machines[1].name, "link", "set", machines[1].device, "down")
+    deadline = time.monotonic() + 75
+    for process in started:
+        assert process.wait(deadline - time.monotonic()) == 1, jobs.said()
+    said = " ".join(jobs.said().split())
+    for rank in (0, 1):
+        assert f"error: rank {rank} of 2 lost a process that it trains with" in said, said
+    ip("-n", machines[1].name, "link", "set", machines[1].device, "up")
     for process in disks.start(jobs, machines, "second"):
         jobs.wait(process)
     assert_equal(learned(disks.joined(), disks.disks[0] / "report.json"), want)

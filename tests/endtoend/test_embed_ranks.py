@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -197,16 +198,19 @@ def test_a_process_that_is_killed_is_started_again(
     assert len([*(run / FOLDER).glob("tables*.bin")]) == 2  # none is left of those that were killed
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [("options", "they differ in batch \\(64, and 65\\)"), ("loss", "the loss is nan")],
-)
-def test_what_is_wrong_in_one_process_ends_all(run: Path, wrong: str, said: str) -> None:
-    done = scripted(2, run, WRONG=wrong)
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("wrong", ["options", "loss", "late loss"])
+def test_what_is_wrong_in_one_process_ends_all(run: Path, world: int, wrong: str) -> None:
+    """Also those that wait for slices of it, and within seconds those that train."""
+    done = scripted(world, run, WRONG=wrong)
     assert done.returncode != 0
-    for error in ("RankError", "NumericError") if wrong == "loss" else ("ArgumentError", "ArgumentError"):
-        assert f"outcrop.errors.{error}" in done.stderr, done.stderr
-    assert done.stderr.count(said.replace("\\", "")) >= 2, done.stderr
+    if wrong == "options":
+        assert done.stderr.count("ArgumentError: ranks 0 and 1 do not train the same") == world, done.stderr
+        assert "they differ in batch (64, and 65)" in done.stderr
+    else:
+        assert "outcrop.errors.NumericError: epoch 0: the loss is nan" in done.stderr
+        said = "outcrop.errors.RankError: rank 1 of .* failed, and training ended: NumericError: epoch 0: the loss"
+        assert len(re.findall(said, done.stderr)) == world - 1, done.stderr
 
 
 def test_impossible_processes(run: Path) -> None:

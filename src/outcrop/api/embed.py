@@ -251,12 +251,10 @@ def embed_train(
         runtime.group = group
         if device == "cuda" and group.local_world > 1:
             device = f"cuda:{group.local_rank}"
-        with group.together("beginning to train", patient=True):
-            fit = EmbeddingTrainer(
-                buckets, Path(run), config, runtime, resident=resident, fresh=fresh,
-                checkpoint_seconds=checkpoint_seconds, swaps=swaps,
-                device=DeviceConfig(device, parse_size(limits.gpu_memory)),
-            )  # fmt: skip
+        fit = EmbeddingTrainer(
+            buckets, Path(run), config, runtime, resident=resident, fresh=fresh, checkpoint_seconds=checkpoint_seconds,
+            swaps=swaps, device=DeviceConfig(device, parse_size(limits.gpu_memory)),
+        )  # fmt: skip
         try:
             result = fit.run()
         finally:
@@ -307,14 +305,15 @@ def embed_eval(
         ArgumentError: There are no edges in ``split``, or the run has not been trained.
         BudgetError: ``memory`` is too small.
     """
-    with joined("cpu") as group, group.together("ranking edges", patient=True):
+    with joined("cpu") as group, ExitStack() as opened:
         limit = None if memory is None else parse_size(memory) // group.local_world
         told = progress if group.leads else None
-        with _trained(run, limit, told, usual_threads(group)) as trained:
-            trained.runtime.group = group
-            return evaluation.evaluate(
-                trained, split, filtered=filtered, candidates=candidates, by_degree=by_degree, seed=seed
-            )
+        with group.together("opening the vectors", patient=True):
+            trained = opened.enter_context(_trained(run, limit, told, usual_threads(group)))
+        trained.runtime.group = group
+        return evaluation.evaluate(
+            trained, split, filtered=filtered, candidates=candidates, by_degree=by_degree, seed=seed
+        )
 
 
 @shows_progress

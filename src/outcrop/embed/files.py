@@ -206,25 +206,25 @@ class ProcessTable:
         refused: ExitStack,
     ):
         self._folder, self._group, self._open, self._state = folder, group, open_file, state
-        made = not folder.exists()
-        folder.mkdir(parents=True, exist_ok=True)
-        if made:
-            refused.callback(shutil.rmtree, folder, ignore_errors=True)
+        with group.together("making the folder of vectors"):
+            made = not folder.exists()
+            folder.mkdir(parents=True, exist_ok=True)
+            if made:
+                refused.callback(shutil.rmtree, folder, ignore_errors=True)
         own = self._own = arrange(folder, state, group)
         if state is not None:
             self._remove_others(state.files)
         path = folder / own.name
-        new = not path.exists()
-        self.table = open_file(path, False)
-        refused.callback(self.table.close)
-        if new and not made:
-            refused.callback(path.unlink, missing_ok=True)
-        if state is None:
-            return
-        if own.number < 0:
-            self.table.clear()
-        else:
-            self.table.restore(state.of_file(own.number))
+        with group.together("opening the vectors", patient=True):
+            new = not path.exists()
+            self.table = open_file(path, False)
+            refused.callback(self.table.close)
+            if new and not made:
+                refused.callback(path.unlink, missing_ok=True)
+            if state is not None and own.number < 0:
+                self.table.clear()
+            elif state is not None:
+                self.table.restore(state.of_file(own.number))
 
     def _remove_others(self, kept: Sequence[str]) -> None:
         names = {*kept, *self._group.gather(self._own.name)}
@@ -243,7 +243,8 @@ class ProcessTable:
             with self._group.together("starting over"):
                 checkpoint.unlink(missing_ok=True)
             self._remove_others(())
-            self.table.clear()
+            with self._group.together("taking room for vectors", patient=True):
+                self.table.clear()
             self.table.hold_only(np.flatnonzero(holders == self._group.rank).tolist())
         else:
             self._bring(self._state, holders, runtime)
@@ -269,11 +270,14 @@ class ProcessTable:
                     others[number].restore(state.of_file(number))
                 return others[number]
 
-            moves = SliceMoves(self.table, runtime, source)
+            with self._group.together("taking memory for slices"):
+                moves = SliceMoves(self.table, runtime, source)
+            moves.begin()
             try:
-                moves.expect(transfers)
-                moves.offer(one.part for one in transfers if one.source == self._group.rank)
-                moves.finish()
+                with self._group.together("bringing slices to who trains them", patient=True):
+                    moves.expect(transfers)
+                    moves.offer(one.part for one in transfers if one.source == self._group.rank)
+                    moves.finish()
             finally:
                 for table in others.values():
                     table.close()

@@ -9,6 +9,7 @@ training finds it as it finds any slice. Nothing waits but who needs a slice tha
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 
 TAG = "moving-slices"
+_POLL_SECONDS = 0.0005
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,9 @@ class SliceMoves:
         self._stages: deque[Callable[[], _Job]] = deque()
         self._latest = 0
         self.bytes_sent = 0
+
+    def begin(self) -> None:
+        """Makes ready; all processes call it at the same time."""
         self._group.begin_passing(len(self._going))
 
     def expect(self, transfers: Sequence[Transfer]) -> None:
@@ -148,9 +153,12 @@ class SliceMoves:
             if any(one.source == self._group.rank and one.part not in self._offered for one in own):
                 return False
             self._stages = deque([self._read, self._send, self._write, self._end])
-        elif not wait and not self._job.done:
-            return False
         else:
+            while not self._job.done:
+                if not wait:
+                    return False
+                self._group.check_others()
+                time.sleep(_POLL_SECONDS)
             self._job.wait()
         self._job = self._stages.popleft()()
         if not self._stages:

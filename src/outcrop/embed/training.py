@@ -220,31 +220,38 @@ class EmbeddingTrainer:
             raise ArgumentError(f"model {config.model} has no relations: leave --reciprocal out")
         partitions = buckets.partitions
         rounds = make_rounds(config.order, partitions, config.buffer, config.groups or 1)
-        self.schedule = Schedule(rounds, buckets.slices, buckets.starts(runtime), config.seed, config.sweeps)
         self._path = self.folder / CHECKPOINT
         self.records: list[EpochRecord] = []
         self._at = Position()
         self._step = 0
-        self.relations = make_relations(buckets, config, runtime)
+        together = self._group.together
+        with together("reading the buckets", patient=True):
+            starts = buckets.starts(runtime)
+            self.schedule = Schedule(rounds, buckets.slices, starts, config.seed, config.sweeps)
+            self.relations = make_relations(buckets, config, runtime)
         found = None if fresh else newest(self._path, self._group)
-        self._place = _place(device, swaps, buckets, config, self.relations, runtime)
-        self._stepper = self._place.stepper
         with ExitStack() as refused:  # until nothing more can be: a table that was not there goes again
-            stored = None if found is None else self._restore(found)
+            with together("taking the checkpoint", patient=True):
+                self._place = _place(device, swaps, buckets, config, self.relations, runtime)
+                self._stepper = self._place.stepper
+                stored = None if found is None else self._restore(found)
             self.resumed = None if found is None else self._at.epoch
             self._tables = ProcessTable(self.folder, stored, self._open, self._group, refused)
             self.table = self._tables.table
-            self._stepper.begin()
-            if resident is None:
-                resident = self._group.alone and fits_in_memory(buckets, config, self._place.free_bytes())
-            slots = (partitions if resident else rounds.most_resident) * buckets.slices
-            self._moves = None if self._group.alone else SliceMoves(self.table, runtime)
             if stored is not None:
                 self._begin_table()
-            self.buffer = self._place.buffer(self.table, slots)
-            self._degrees = buckets.array(runtime, "degrees") if config.by_degree else None
-            self._edges = TrainingEdges(buckets, runtime)
-            self._check_room()
+            with together("taking memory", patient=True):
+                self._stepper.begin()
+                if resident is None:
+                    resident = self._group.alone and fits_in_memory(buckets, config, self._place.free_bytes())
+                slots = (partitions if resident else rounds.most_resident) * buckets.slices
+                self._moves = None if self._group.alone else SliceMoves(self.table, runtime)
+                self.buffer = self._place.buffer(self.table, slots)
+                self._degrees = buckets.array(runtime, "degrees") if config.by_degree else None
+                self._edges = TrainingEdges(buckets, runtime)
+                self._check_room()
+            if self._moves is not None:
+                self._moves.begin()
             if stored is None:  # not before everything else is there
                 self._begin_table()
             refused.pop_all()
@@ -555,6 +562,7 @@ class EmbeddingTrainer:
                 buffer.note_end()
                 if self._moves is not None:
                     self._moves.advance()
+                    self._group.check_others()
                 if len(begun) > self._stepper.ahead:
                     loss, done = self._note(epoch, *begun.popleft(), loss, done)
             for told, count in begun:

@@ -58,6 +58,20 @@ class WatchedConnections:
         return [connection.other for inode, connection in self._by_inode.items() if inode not in there]
 
 
+def watch_port(port: int) -> None:
+    """Has the connections of this process to ``port`` of whatever machine end where that is gone."""
+    for handle in _sockets().values():
+        try:
+            with socket.socket(fileno=os.dup(handle)) as found:
+                leads_there = (
+                    found.family in (socket.AF_INET, socket.AF_INET6) and found.getpeername()[1] == port
+                )
+        except OSError:  # it listens, or is closed by now
+            continue
+        if leads_there:
+            _watch(handle)
+
+
 def _sockets() -> dict[int, int]:
     """Maps the inodes of this process's sockets to their handles."""
     found = {}

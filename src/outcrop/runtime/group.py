@@ -25,7 +25,7 @@ import numpy as np
 
 from outcrop.errors import ArgumentError, OutcropError, RankError
 from outcrop.runtime import sharing
-from outcrop.runtime.connections import GONE_SECONDS, End, WatchedConnections
+from outcrop.runtime.connections import GONE_SECONDS, End, WatchedConnections, watch_port
 from outcrop.runtime.parent import end_with_launcher
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ _LONG_WORK = timedelta(days=30)
 # Of sums, which all begin at once: gloo does not always hear of a connection that ends while much is sent.
 _TRANSFER_SECONDS = GONE_SECONDS + 5
 _SLOWEST_BYTES = 1e6  # a second over the network
+_HEARING_SECONDS = 1.0
 _SEEING_SECONDS = 10.0  # until a file that one machine has made is seen by another
 
 
@@ -105,8 +106,18 @@ class Group:
 
     @contextmanager
     def together(self, where: str, *, patient: bool = False) -> Iterator[None]:
-        """Ends the block in all ranks by an error where it failed in one."""
+        """Ends the block in all ranks by an error where it failed in one.
+
+        Ranks meet at its end: within it they wait for each other by :meth:`pass_on` alone, and :meth:`check_others`.
+        """
         yield
+
+    def check_others(self) -> None:
+        """Hears of the error of another rank, a second after it. Cheap: for long work within :meth:`together`.
+
+        Raises:
+            RankError: Another rank failed, or is gone.
+        """
 
     def gather(self, value: T) -> list[T]:
         """Returns the ``value`` of every rank, in the order of ranks. Values are pickled."""
@@ -275,8 +286,16 @@ class RankGroup(Group):
         self._passed_bytes = 0
         self._transfers: dict[int, Any] = {}
         own = (socket.gethostname(), _boot_id(), os.environ.get("GROUP_RANK"))
-        every = self.gather(own)
+        every, tokens = zip(*self.gather((own, secrets.token_hex(8))), strict=True)
         self._machines = [name for name, _, _ in every]
+        # What processes of a group say to those who do not wait for them: the store by which they have met.
+        self._store: Any = distributed.distributed_c10d._get_default_store()
+        server = self._store
+        while (below := getattr(server, "underlying_store", None)) is not None:
+            server = below
+        if (port := getattr(server, "port", None)) is not None:
+            watch_port(port)
+        self._alarm, self._checked = f"outcrop/{tokens[0]}", time.monotonic()
         near = [rank for rank, other in enumerate(every) if other == own]
         self.local_rank, self.local_world = near.index(self.rank), len(near)
         self._near = near
@@ -330,7 +349,7 @@ class RankGroup(Group):
             if error is not None:
                 raise error
             rank = int(np.flatnonzero(found[:, 0])[0])
-            raise RankError(f"rank {rank} of {self.world} failed, and training ended: {texts[rank]}")
+            raise RankError(self._text_of(rank, texts[rank] or ""))
         return self._gather_numbers(numbers, group)
 
     def _gather_numbers(self, numbers: Sequence[float], group: Any) -> np.ndarray:
@@ -347,9 +366,23 @@ class RankGroup(Group):
             yield
         except Exception as error:
             if not self._failed:
+                self._store.set(self._alarm, self._text_of(self.rank, f"{type(error).__name__}: {error}"))
                 self.agree(where, error=error, patient=patient)
             raise
         self.agree(where, patient=patient)
+
+    def _text_of(self, rank: int, error: str) -> str:
+        return f"rank {rank} of {self.world} failed, and training ended: {error}"
+
+    def check_others(self) -> None:
+        if time.monotonic() - self._checked < _HEARING_SECONDS:
+            return
+        self._checked = time.monotonic()
+        with self._losing():
+            if self._store.check([self._alarm]):
+                raise RankError(self._store.get(self._alarm).decode(errors="replace"))
+            if self._connections.ended():
+                raise RuntimeError("a connection has ended")
 
     def gather(self, value: T) -> list[T]:
         found: list[Any] = [None] * self.world
