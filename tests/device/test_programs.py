@@ -17,7 +17,7 @@ from outcrop.config import DeviceConfig
 from outcrop.device.budget import DeviceBudget
 from outcrop.embed.gpu import GpuBuffer
 from outcrop.embed.numbering import ById, Division
-from outcrop.embed.tables import RowShape, Start, Table
+from outcrop.embed.tables import FILE, RowShape, Start, Table
 from outcrop.loading.open import open_session
 from outcrop.runtime.memory_tables import DEVICE_BATCHES
 from outcrop.runtime.runtime import Runtime
@@ -279,7 +279,7 @@ def test_a_table_that_is_swapped_is_one_that_lies_still(gpu, schedule_name, tmp_
     @given(steps_of(Training, 20), SEEDS)
     def check(steps, seed):
         draw_schedule(gpu, schedule_name, seed)
-        table = Table(tmp_path, DIVISION, SHAPE, Start(0.5, 7), ById(), runtime)
+        table = Table(tmp_path / FILE, DIVISION, SHAPE, Start(0.5, 7), ById(), runtime)
         table.clear()
         buffer = GpuBuffer(table, SLOTS, runtime, DeviceBudget(gpu, device, 1 << 20), STAGED, by_rings)
         try:

@@ -73,6 +73,8 @@ def test_options_of_commands_are_there() -> None:
             ("train", ("outcrop", "train")),
             ("prepare", ("outcrop", "prepare")),
             ("fetch", ("outcrop", "fetch")),
+            ("embed train", ("outcrop", "embed", "train")),
+            ("embed eval", ("outcrop", "embed", "eval")),
             ("torchrun", ("torch.distributed.run",)),
         )
     }

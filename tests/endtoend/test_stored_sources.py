@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,6 +81,7 @@ def test_a_folder(
         patching.setattr(RemoteFolder, "read_range", None)
         again = oc.import_graph(kind + uri, out, progress=False)
     assert "is kept" in again.notes[0]
+    time.sleep(1.1)  # stores tell seconds of a change apart, no less
     np.save(source / "labels.npy", np.zeros(900, np.int64))
     put(source, uri)
     with pytest.raises(ArgumentError, match=r"differs in.*labels.npy \(which changed\)"):

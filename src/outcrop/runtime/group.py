@@ -446,7 +446,7 @@ class RankGroup(Group):
     def sees_folder_of_first(self, folder: Path) -> bool:
         # Of a name that nobody has looked for: file systems of a network remember for a while what was not there.
         path = folder / f".rank-0-{self.gather(secrets.token_hex(8))[0]}"
-        with self.together(f"marking folder {folder.name}"):
+        with self.together("marking a folder"):
             if self.leads:
                 path.touch()
         until = time.monotonic() + _SEEING_SECONDS

@@ -181,7 +181,7 @@ def test_reading_vectors_that_are_being_trained_is_no_damage(tmp_path, make_runt
     fit(buckets_of(source, run, runtime, 2), run, CONFIG, runtime)
     trained = open_model(run, runtime)
     try:
-        path = trained.table.path
+        path = trained.table.of(0).path
         path.write_bytes(bytes(np.frombuffer(path.read_bytes(), np.uint8) ^ 1))
         with another_process_in(run), pytest.raises(IoError, match="run this again"):
             list(trained.slices())
