@@ -355,7 +355,7 @@ def test_ray_train_learns_what_one_process_does(tmp_path: Path) -> None:
     script = Path(__file__).parents[2] / "examples" / "several_processes_ray.py"
     found = subprocess.run(
         [sys.executable, str(script), str(graph.path), str(run), str(tmp_path / "several"), "2"],
-        env={**environment(), "OMP_NUM_THREADS": "1"},
+        env={**environment(), "OMP_NUM_THREADS": "1", "RAY_ADDRESS": "local"},
         capture_output=True,
         text=True,
         timeout=300,

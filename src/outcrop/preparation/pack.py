@@ -14,7 +14,7 @@ it in order reads there and writes to its place, and leaves what it read as it w
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -208,7 +208,7 @@ class PackTask:
         runtime.progress.finish("pack")
         passes = max(packer.num_episodes for packer in packers) if fill is fill_in_passes else 1
         fetched = sum(packer.features.fetched_bytes for packer in packers)
-        copied = CopiedBytes(copied.bytes_read + fetched, copied.bytes_written)
+        copied = replace(copied, bytes_read=copied.bytes_read + fetched)
         return Packed(manifest, passes, copied)
 
     def is_filled(self, journal: Journal) -> bool:
