@@ -36,9 +36,9 @@ from outcrop.bench.origin import origin
 from outcrop.config.cluster import parse_rate
 from outcrop.nn.checkpoint import LAST
 from outcrop.nn.checkpoint import read as read_checkpoint
+from outcrop.runtime.ordered import sent_bytes
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.placement import open_placement
-from outcrop.training.ordered import sent_bytes
 
 RATE = "50Mbit/s"
 QUIET = oc.Observer(progress=False)
