@@ -25,7 +25,13 @@ from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import ArgumentError
 from outcrop.preparation.cluster.local import LocalWorkers
 from outcrop.preparation.pack import RowFiller, fill_in_passes
-from outcrop.preparation.prepare import PrepareReport, PrepareRequest, prepare_within_limits, with_rates
+from outcrop.preparation.prepare import (
+    PrepareReport,
+    PrepareRequest,
+    RunDisks,
+    prepare_within_limits,
+    with_rates,
+)
 from outcrop.preparation.prepare import prepare as prepare_run
 from outcrop.runtime.observer import Observer
 from outcrop.runtime.runtime import Runtime
@@ -215,6 +221,7 @@ def _request(asked: PrepareOptions) -> PrepareRequest:
         config = replace(config, epochs=found.count)
         chosen += [found.why] if found.why else []
     plan = with_rates(plan, config, graph, out, asked.packing.rates)
+    disks = _disks(asked.packing, graph, out, plan.processes or 1)
     return PrepareRequest(
         graph,
         out,
@@ -224,7 +231,8 @@ def _request(asked: PrepareOptions) -> PrepareRequest:
         asked.batches_key,
         chosen=tuple(chosen),
         topology=asked.topology,
-        fill=_filler(asked.packing),
+        fill=_filler(asked.packing) if disks is None else disks,
+        disks=disks,
     )
 
 
@@ -236,13 +244,33 @@ def _filler(packing: PackConfig) -> RowFiller:
     """
     if packing.ray is None:
         return LocalWorkers(packing.workers) if packing.workers > 1 else fill_in_passes
+    return _on_ray().RayWorkers(packing.ray)
+
+
+def _disks(packing: PackConfig, graph: Graph, out: Path, processes: int) -> RunDisks | None:
+    """Returns what keeps parts of the run on disks of several machines; None: the run lies in one folder.
+
+    Raises:
+        ArgumentError: As :func:`_filler`.
+    """
+    if not packing.own_disks:
+        return None
+    return _on_ray().RayDisks(packing.ray, (graph.path, graph.digest()), out, packing.parts, processes)
+
+
+def _on_ray() -> Any:
+    """Imports what works on a Ray cluster.
+
+    Raises:
+        ArgumentError: Ray is not installed.
+    """
     try:
-        from outcrop.preparation.cluster.on_ray import RayWorkers
+        from outcrop.preparation.cluster import on_ray
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise
         raise ArgumentError("packing on a Ray cluster needs Ray: pip install 'outcrop[ray]'") from None
-    return RayWorkers(packing.ray)
+    return on_ray
 
 
 def _sampling(asked: SampleConfig, external: ExternalBatches | None, epochs: int | None) -> SampleConfig:

@@ -56,7 +56,7 @@ _OBJECTS = {
     "limits": (Limits, Fields(("memory", "gpu_memory", "disk_space", "processes"))),
     "packing": (
         PackConfig,
-        Fields(("layout", "rates", "parts", "workers", "ray"), {"rates": ("--disk-rates",)}),
+        Fields(("layout", "rates", "parts", "workers", "ray", "own_disks"), {"rates": ("--disk-rates",)}),
     ),
 }
 _EXAMPLE = "Example: outcrop {} papers.oc papers.run --fanouts 10,15,20 --memory 4GiB"
@@ -160,6 +160,11 @@ def summarize(report: PrepareReport, load_seconds: float | None) -> None:
         )
         facts["between machines"] = (
             f"{rows} of rows and {ids} of ids, of {report.cluster['machines']}; spilled {spilled}"
+        )
+    if report.machines is not None:
+        facts["parts"] = "; ".join(
+            f"node rank {rank} ({address}): {', '.join(map(str, parts)) or 'none'}"
+            for rank, (address, parts) in enumerate(report.machines["parts"].items())
         )
     facts["run on disk"] = format_bytes(report.disk_bytes)
     if report.disk_rates:

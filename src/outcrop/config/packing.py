@@ -28,6 +28,8 @@ class PackConfig:
             ``if __name__ == "__main__"``.
         ray: Address of a Ray cluster whose machines pack (``auto``: the one that this machine is part of), and see run
             and graph under the same paths; the files are the same. None: this machine.
+        own_disks: The machines of the cluster see no folder together: each has a copy of the graph at the same path,
+            and keeps the parts that it is to train with on its own disk, in a folder of the run's path.
     """
 
     layout: str = "cost"
@@ -35,6 +37,7 @@ class PackConfig:
     parts: int = 1
     workers: int = 1
     ray: str | None = None
+    own_disks: bool = False
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -46,3 +49,8 @@ class PackConfig:
             raise ArgumentError(
                 "workers are processes of this machine, ray is a cluster that has its own: keep one of them"
             )
+        if self.own_disks and (self.ray is None or self.parts == 1):
+            missing = (
+                "ray: the address of their cluster" if self.ray is None else "parts: at least two of them"
+            )
+            raise ArgumentError(f"own_disks leaves parts of the run on several machines, and lacks {missing}")

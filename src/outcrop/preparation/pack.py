@@ -61,11 +61,13 @@ class CopiedBytes:
 
     Attributes:
         moved: What went between machines, where there are several.
+        elsewhere: Arrays whose files lie on other machines; here they are not whole.
     """
 
     bytes_read: int = 0
     bytes_written: int = 0
     moved: MovedBytes | None = None
+    elsewhere: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -198,8 +200,8 @@ class PackTask:
         except FormatError:
             _clear(folder)  # a graph without checksums of pages: what was packed may be of either
             raise
-        kept = {spec.file for spec in specs.values()}
-        for path in folder.iterdir():  # lists of ids, the journal, and what other ways of packing have left
+        kept = {spec.file for name, spec in specs.items() if name not in copied.elsewhere}
+        for path in folder.iterdir():  # lists of ids, the journal, pieces, parts of others
             if path.name not in kept:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         version = version_of(placement.manifest.version == 3, placement.num_parts)

@@ -371,6 +371,13 @@ class Journal:
         self.meta_done = True
         return True
 
+    def restart(self) -> None:
+        """Forgets that rows were written, but not what the meta parts are: they are written once more."""
+        self.file = self.episode = self.chunk = 0
+        for rows in self.files:
+            rows.ordered = rows.disk_crc = 0
+        self.save()
+
     def save(self) -> None:
         out = io.BytesIO()
         np.savez(

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from dataclasses import replace as with_fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from outcrop.config import (
     PlanConfig,
@@ -63,6 +63,8 @@ class PrepareReport:
         passes: Passes over the features that packing made: more than one where the memory holds too little; 0: none.
         cluster: Of packing on a cluster, its ``machines``, ``rows_bytes_sent`` and ``ids_bytes_sent`` between them, and
             ``spilled_bytes`` of its object stores (:class:`outcrop.preparation.pack.MovedBytes`); else None.
+        machines: Where machines keep parts on disks of their own: ``parts`` of each, by its address, in the order of
+            the ranks that train with them, and ``files_bytes_sent`` beside rows and ids; else None.
         disk_rates: ``sequential_bytes_per_s`` and ``random_reads_per_s`` (of 4 KiB) that the layout was chosen for,
             measured or given; None where no layout had to be. The same rates give the same files.
         chosen: What was chosen for the user, and why: lines.
@@ -80,6 +82,7 @@ class PrepareReport:
     epochs: int = 0
     passes: int = 0
     cluster: dict[str, Any] | None = None
+    machines: dict[str, Any] | None = None
     disk_rates: dict[str, float] | None = None
     chosen: str = ""
 
@@ -95,6 +98,24 @@ class PrepareReport:
         return asdict(self)
 
 
+class RunDisks(packing.RowFiller, Protocol):
+    """Keeps parts of a run on the disks of several machines.
+
+    Attributes:
+        sent_bytes: Bytes of files that were sent to them, beside rows.
+    """
+
+    sent_bytes: int
+
+    def lost_parts(self) -> list[int]:
+        """Returns the parts of the run, which is prepared, that no machine has."""
+        ...
+
+    def hand_out(self) -> dict[str, list[int]]:
+        """Makes the run on each machine that is to train with a part of it; returns the parts of each."""
+        ...
+
+
 @dataclass(frozen=True)
 class PrepareRequest:
     """Says what is to be prepared, all of it in numbers.
@@ -107,6 +128,7 @@ class PrepareRequest:
         stop_after: ``"sample"`` or ``"plan"``: leave the later stages for another call.
         chosen: What was chosen for the user, and why: lines, for the report.
         fill: What writes the rows.
+        disks: Where parts of the run lie on disks of several machines: what keeps them.
     """
 
     graph: Graph
@@ -119,6 +141,7 @@ class PrepareRequest:
     chosen: tuple[str, ...] = ()
     topology: str = "automatic"
     fill: packing.RowFiller = packing.fill_in_passes
+    disks: RunDisks | None = None
 
     def __post_init__(self) -> None:
         require_path(
@@ -403,11 +426,21 @@ def _make(
         return done.manifest
 
     if request.stop_after != "plan":
-        stage(
-            "pack",
-            packed.FORMAT,
-            packed.VERSIONS,
-            packing.expected(graph, sample_set, placement),
-            pack,
-        )
+        wanted = packing.expected(graph, sample_set, placement)
+        stage("pack", packed.FORMAT, packed.VERSIONS, wanted, pack, always=_has_lost_parts(request, wanted))
+        report.machines = _handed_out(request)
     return finish()
+
+
+def _has_lost_parts(request: PrepareRequest, wanted: tuple[dict, dict[str, str]]) -> bool:
+    """Tells whether a run that was packed lacks parts that were on the disks of machines."""
+    there = manifests.is_current(request.out / "pack", packed.FORMAT, packed.VERSIONS, *wanted)
+    return request.disks is not None and there and bool(request.disks.lost_parts())
+
+
+def _handed_out(request: PrepareRequest) -> dict[str, Any] | None:
+    """Makes the run on machines that keep parts of it; says which."""
+    if request.disks is None:
+        return None
+    parts = request.disks.hand_out()
+    return {"parts": parts, "files_bytes_sent": request.disks.sent_bytes}

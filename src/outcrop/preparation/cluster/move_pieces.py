@@ -171,6 +171,10 @@ class PieceOwner:
             np.concatenate([every[starts[s] : starts[s] + counts[s]] for s in used]).astype(np.int64), counts
         )
 
+    def noted(self, number: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns the checksums of pieces of row file ``number``, and which are on disk, of each output file."""
+        return [(np.array(table.crc), np.array(table.done)) for table in self._tables[number]]
+
     def receive(self, number: int, chunk: int, parcel: Parcel) -> ReceivedBytes:
         """Writes what has come as :meth:`accept` does, and counts it."""
         written = self.accept(number, chunk, parcel.pieces)

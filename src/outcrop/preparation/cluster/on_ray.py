@@ -1,10 +1,10 @@
 """Packing on a Ray cluster: the only module that imports Ray.
 
-The run's folder, and the graph, are seen by all machines of the cluster under the same path. Each part has an owner, an
-actor that writes its file and nothing else does; the caches have one more. A task reads a chunk of a row file on any
-machine and takes out what each owner wants; rows go from there to the owners, never through this process. What is on
-disk is noted in the owners' tables: so tasks and owners that die are started again by Ray, and a command that was
-killed goes on with what is missing.
+The run's folder, and the graph, are seen by all machines of the cluster under the same path, or each has its own
+there (``own_disks``). Each part has an owner, an actor that writes its file and nothing else does; the caches have one
+more. A task reads a chunk of a row file on any machine and takes out what each owner wants; rows go from there to the
+owners, never through this process. What is on disk is noted in the owners' tables: so tasks and owners that die are
+started again by Ray, and a command that was killed goes on with what is missing.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import os
 import socket
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,12 @@ from ray.util.scheduling_strategies import (  # pyright: ignore[reportMissingImp
 
 from outcrop.errors import ArgumentError, CancelledError, OutcropError
 from outcrop.preparation.cluster.move_pieces import ChunkReader, PieceOwner, WantedRows, owned_tables
+from outcrop.preparation.cluster.own_disks import OwnDisks
 from outcrop.preparation.cluster.pieces import (
     PieceSet,
+    PieceTable,
     RowsToPack,
+    TableHead,
     finish_pieces,
     open_pieces,
     prepare_pieces,
@@ -37,6 +41,7 @@ from outcrop.preparation.cluster.pieces import (
 from outcrop.preparation.pack import CopiedBytes, MovedBytes, PackTask
 from outcrop.preparation.pack_files import Journal, OutputFiles
 from outcrop.runtime.pages import PAGE_BYTES
+from outcrop.store.parts import names_of
 
 _MOST_CHUNK_BYTES = 256 << 20
 _STORE_SHARE = 4  # of the smallest object store: a quarter for all pieces that are under way
@@ -66,7 +71,13 @@ def _sees(path: str, content: str) -> bool:
         return False
 
 
+def _call(function: Callable[..., Any], *given: Any) -> Any:
+    """Calls ``function``."""
+    return function(*given)
+
+
 # What Ray runs elsewhere; a function that is not one of Ray's can be tested without it.
+_CALL: Any = ray.remote(num_cpus=0, max_retries=-1)(_call)
 _READ: Any = ray.remote(num_cpus=1, max_retries=-1)(_read_chunk)
 # An owner asks for memory, so that it starts where it is told to: Ray starts what asks for nothing anywhere.
 _OWNER: Any = ray.remote(num_cpus=0, memory=1 << 20, max_restarts=-1, max_task_retries=-1)(PieceOwner)
@@ -99,6 +110,107 @@ class RayWorkers:
         return copied
 
 
+class RayDisks:
+    """Has machines of a Ray cluster write their parts to disks of their own.
+
+    Args:
+        address: As of :class:`RayWorkers`.
+        graph: Folder of the graph, which all machines have there.
+        digest: What names its content.
+        out: Folder of the run.
+        parts, processes: As of :class:`OwnDisks`.
+
+    Attributes:
+        sent_bytes: Bytes of files that were sent to machines, beside rows.
+    """
+
+    def __init__(self, address: str, graph: tuple[Path, str], out: Path, parts: int, processes: int):
+        _check_answers(address)
+        self._address, self._graph, self._out = address, graph, out
+        self._parts, self._processes = parts, processes
+        self.sent_bytes = 0
+
+    @contextmanager
+    def _disks(self) -> Iterator[OwnDisks]:
+        with _cluster(self._address):
+            disks = OwnDisks(_RayMachines(), self._out, self._parts, self._processes)
+            yield disks
+            self.sent_bytes += disks.sent_bytes
+
+    def __call__(self, packing: PackTask, files: OutputFiles, journal: Journal) -> CopiedBytes:
+        with self._disks() as disks:
+            disks.check(*self._graph)
+            if packing.is_filled(journal):
+                elsewhere = disks.elsewhere(files)
+                if disks.are_written(elsewhere, packing.key):
+                    return CopiedBytes(elsewhere=elsewhere)
+                journal.restart()
+            room = _room()
+            pieces = _fitting_pieces(packing, files, room)
+            copied = self._fill(disks, pieces, room, packing, files)
+            elsewhere = disks.elsewhere(files)
+        finish_pieces(pieces, packing, journal)
+        return replace(copied, elsewhere=elsewhere)
+
+    def _fill(
+        self, disks: OwnDisks, pieces: PieceSet, room: int, packing: PackTask, files: OutputFiles
+    ) -> CopiedBytes:
+        """Has all rows written; parts of a machine that is lost meanwhile are written by others."""
+        names = names_of("records", self._parts)
+        while True:
+            homes = disks.homes(pieces.key)
+            try:
+                disks.send_parts(homes, pieces, packing, files)
+                with _Work.on_disks(pieces, room, packing, dict(zip(names, homes, strict=True))) as work:
+                    return work.run()
+            except CancelledError:
+                lost = set(homes).difference(node["NodeID"] for node in _machines())
+                if not lost:
+                    raise
+                packing.runtime.progress.note("pack", "a machine was lost: others write its parts")
+
+    def lost_parts(self) -> list[int]:
+        """Returns the parts of the run, which is prepared, that no machine has."""
+        with self._disks() as disks:
+            return disks.lost_parts()
+
+    def hand_out(self) -> dict[str, list[int]]:
+        """Makes the run on each machine that is to train with a part of it; returns the parts of each."""
+        with self._disks() as disks:
+            disks.check(*self._graph)
+            return disks.hand_out()
+
+
+class _RayMachines:
+    """Calls functions on machines of the cluster."""
+
+    _AT_ONCE = 4
+
+    def names(self) -> list[str]:
+        here = _here()
+        nodes = sorted(_working_machines(), key=lambda node: (node["NodeManagerAddress"], node["NodeID"]))
+        return [here, *(node["NodeID"] for node in nodes if node["NodeID"] != here)]
+
+    def address(self, machine: str) -> str:
+        nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+        return nodes.get(machine, machine)
+
+    def _begun(self, machine: str, function: Callable[..., Any], given: Sequence[Any]) -> Any:
+        return _CALL.options(scheduling_strategy=_on(machine, soft=False)).remote(function, *given)
+
+    def call(self, machine: str, function: Callable[..., Any], *given: Any) -> Any:
+        return function(*given) if machine == _here() else _result(self._begun(machine, function, given))
+
+    def call_each(self, machine: str, function: Callable[..., Any], each: Iterable[tuple[Any, ...]]) -> None:
+        under_way = list[Any]()
+        for given in each:
+            if len(under_way) == self._AT_ONCE:
+                _result(under_way.pop(0))
+            under_way.append(self._begun(machine, function, given))
+        for one in under_way:
+            _result(one)
+
+
 def _fitting_pieces(packing: PackTask, files: OutputFiles, room: int) -> PieceSet:
     """Cuts chunks so that what is wanted of each fits half of ``room``: a row may be wanted by hundreds of batches."""
     sizes = [min(_MOST_CHUNK_BYTES, max(room // 8, PAGE_BYTES))]
@@ -122,14 +234,23 @@ class _Work:
     that all rows leave by its network alone.
     """
 
-    def __init__(self, pieces: PieceSet, room: int, packing: PackTask):
+    def __init__(
+        self,
+        pieces: PieceSet,
+        room: int,
+        packing: PackTask,
+        homes: Mapping[str, str] | None = None,
+    ):
         self._pieces, self._room, self._progress = pieces, room, packing.runtime.progress
+        self._tables, self._apart = owned_tables(pieces, packing.placement.num_parts), homes is not None
         machines = itertools.cycle(_working_machines())
         self._owners = [
-            _OWNER.options(scheduling_strategy=_on(next(machines)["NodeID"], soft=True)).remote(
-                pieces, own, _here
-            )
-            for own in owned_tables(pieces, packing.placement.num_parts)
+            _OWNER.options(
+                scheduling_strategy=_on(next(machines)["NodeID"], soft=True)
+                if homes is None
+                else _on(homes.get(_output(own), _here()), soft=False)
+            ).remote(pieces, own, _here)
+            for own in self._tables
         ]
         self._turn, self._reading = 0, dict[tuple[int, int], str]()  # on which machine
         self._under_way: dict[Any, tuple[tuple[int, int], int, Any]] = {}
@@ -138,12 +259,38 @@ class _Work:
         self._bytes = self._written = self._read = 0
         self._rows_sent = self._ids_sent = self._spilled = 0
 
+    @classmethod
+    @contextmanager
+    def on_disks(
+        cls, pieces: PieceSet, room: int, packing: PackTask, homes: Mapping[str, str]
+    ) -> Iterator[_Work]:
+        """Yields work whose owners write to disks that others do not see, and ends them.
+
+        Args:
+            homes: The machine of each output file; those that it does not name are written here.
+        """
+        work = cls(pieces, room, packing, homes)
+        try:
+            yield work
+        finally:
+            for owner in work._owners:  # before others take their place
+                ray.kill(owner)
+
+    def _missing(self) -> list[tuple[int, int]]:
+        """Returns the chunks of which pieces are not on disk: what owners have noted is the truth."""
+        if self._apart:
+            for owner, own in zip(self._owners, self._tables, strict=True):
+                for number, heads in enumerate(own):
+                    for head, noted in zip(heads, _result(owner.noted.remote(number)), strict=True):
+                        PieceTable(self._pieces.folder, head).take_over(*noted)
+        return self._pieces.missing()
+
     def run(self) -> CopiedBytes:
         """Has all made that is missing."""
-        pieces = self._pieces
-        there = set(pieces.all_chunks()).difference(pieces.missing())
+        pieces, missing = self._pieces, self._missing()
+        there = set(pieces.all_chunks()).difference(missing)
         self._progress.advance("pack", sum(pieces.chunk_bytes(*chunk) for chunk in there))
-        while missing := pieces.missing():  # what owners have noted is the truth
+        while missing:
             for chunk in missing:
                 size = pieces.wanted_bytes(*chunk)
                 while self._under_way and self._bytes + size > self._room:
@@ -151,6 +298,7 @@ class _Work:
                 self._begin(chunk, size)
             while self._under_way:
                 self._wait()
+            missing = self._missing()
         moved = MovedBytes(len(_machines()), self._rows_sent, self._ids_sent, self._spilled)
         return CopiedBytes(self._read, self._written, moved)
 
@@ -191,6 +339,11 @@ class _Work:
             del self._reading[chunk]
             self._read += self._pieces.chunk_bytes(*chunk)
             self._progress.advance("pack", self._pieces.chunk_bytes(*chunk))
+
+
+def _output(tables: Sequence[Sequence[TableHead]]) -> str:
+    """Returns an output file of an owner: the only one, where it has a part."""
+    return next(head.output for heads in tables for head in heads)
 
 
 def _result(reference: Any) -> Any:

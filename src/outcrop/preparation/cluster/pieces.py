@@ -117,6 +117,11 @@ class PieceTable:
         self.bounds, self.ids_start, self.out_start = (arrays[table] for table in _TABLES[:3])
         self.crc, self.done = arrays["crc"], arrays["done"]
 
+    @staticmethod
+    def paths(folder: Path, head: TableHead) -> list[Path]:
+        """Returns the files of the tables, which lie in ``folder``."""
+        return [folder / f"{head.name}.{table}.npy" for table in _TABLES]
+
     @property
     def table_bytes(self) -> int:
         """Counts the bytes of the tables."""
@@ -131,6 +136,12 @@ class PieceTable:
         self.crc[chunk] = crc
         _flush(self.crc)
         self.done[chunk] = 1
+        _flush(self.done)
+
+    def take_over(self, crc: np.ndarray, done: np.ndarray) -> None:
+        """Notes what another machine has on disk: uint32 [chunks, streams], uint8 [chunks]."""
+        self.crc[:], self.done[:] = crc, done
+        _flush(self.crc)
         _flush(self.done)
 
     def stream_crc(self, row_bytes: int) -> np.ndarray:
@@ -156,11 +167,13 @@ class PieceSet:
 
     Attributes:
         tables: The tables of each row file.
+        key: Says of what they are made.
     """
 
     folder: Path
     rows: tuple[RowsToPack, ...]
     tables: tuple[tuple[TableHead, ...], ...]
+    key: str = ""
 
     def row_bytes(self, number: int) -> int:
         """Counts the bytes of a row of row file ``number``."""
@@ -248,7 +261,7 @@ def prepare_pieces(packing: PackTask, files: OutputFiles, chunk_bytes: int) -> P
             "tables": [[asdict(head) for head in heads] for heads in tables],
         }
         manifests.write_atomic(folder / _KEY, json.dumps(content).encode())
-        found = PieceSet(folder, rows, tuple(map(tuple, tables)))
+        found = PieceSet(folder, rows, tuple(map(tuple, tables)), _key(packing, chunk_bytes))
     return found
 
 
@@ -274,7 +287,7 @@ def _opened(folder: Path, key: str, rows: tuple[RowsToPack, ...]) -> PieceSet | 
                 table = PieceTable(folder, head, "r")
                 if any(getattr(table, n).shape != s for n, (s, _) in _shapes(chunks, head.streams).items()):
                     return None
-        return PieceSet(folder, rows, heads)
+        return PieceSet(folder, rows, heads, key)
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
 
