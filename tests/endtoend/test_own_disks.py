@@ -1,9 +1,10 @@
-"""``outcrop prepare --ray --own-disks``: machines that share no folder. Each is a network namespace with mounts of its own."""
+"""``outcrop prepare --ray --own-disks``: machines that share no folder, network namespaces with mounts of their own."""
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import secrets
 import shutil
 import signal
@@ -12,22 +13,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import outcrop as oc
-from artifact_support import differences, leftovers
+from artifact_support import leftovers
 from artifact_support import tree as every_file
-from namespaces import Machine, NoNamespaces, descendants, kill, two_machines
+from namespaces import Machine, NoNamespaces, Process, descendants, kill, status, two_machines
+from outcrop.runtime.runtime import Runtime
+from outcrop.store.placement import open_placement
 from prepare_support import prepare
 from raylets import environment
 
 OPTIONS: dict[str, Any] = {"fanouts": (5, 5), "batch_size": 100, "epochs": 2, "memory": "16MiB", "parts": 4}
 FLAGS = ["--fanouts", "5,5", "--batch-size", "100", "--epochs", "2", "--memory", "16MiB", "--parts", "4"]
-SEEN, OWN = "/seen", "/own"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(os.geteuid() != 0, reason="only root makes namespaces"),
@@ -82,9 +84,9 @@ class Raylets:
         assert process.stdout is not None
         process.stdout.close()
 
-    def begin(self, graph: Path, *more: str) -> subprocess.Popen[str]:
+    def begin(self, graph: Path, *more: str, run: Path | None = None) -> subprocess.Popen[str]:
         address = f"{self.machines[0].address}:6379"
-        words = [sys.executable, "-m", "outcrop", "prepare", str(graph), str(self.run), *FLAGS]
+        words = [sys.executable, "-m", "outcrop", "prepare", str(graph), str(run or self.run), *FLAGS]
         return subprocess.Popen(
             self.on(0, *words, "--ray", address, "--own-disks", *more),
             env=self.variables,
@@ -171,7 +173,7 @@ def check(raylets: Raylets, want: dict[str, bytes], expected: tuple[list[int], l
         if number:
             assert parts_of(found, "sample") == parts
         assert {name: want[name] == data for name, data in found.items()} == dict.fromkeys(found, True)
-        lacking = [name for name in want if name not in found]
+        lacking = [name for name in want if name not in found] if parts else []
         assert all(name.startswith(("pack/records.", "sample/batches.")) for name in lacking), lacking
         assert leftovers(raylets.run_of(number)) == []
 
@@ -181,3 +183,141 @@ def test_each_machine_has_its_parts(raylets: Raylets, graph: Path, want: dict[st
     check(raylets, want, ([0, 2], [1, 3]))
     one, two = (machine.address for machine in raylets.machines)
     assert report["machines"]["parts"] == {one: [0, 2], two: [1, 3]}
+    assert report["machines"]["files_bytes_sent"] > 0
+    again = raylets.prepare(graph)
+    assert again["skipped"] == ["sample", "plan", "pack"]
+    assert again["machines"] == {"parts": {one: [0, 2], two: [1, 3]}, "files_bytes_sent": 0}
+
+
+def test_rows_that_are_sent_are_those_of_the_formula(raylets: Raylets, graph: Path) -> None:
+    """Owners and chunks are dealt to two machines in turn: half of all rows goes to the other one."""
+    moved = raylets.prepare(graph)["cluster"]
+    with Runtime() as runtime:
+        rows = open_placement(runtime, raylets.run_of(0) / "plan").files[0]
+        every = (int(rows.num_packed.sum()) + len(rows.host_ids)) * rows.row_bytes
+    assert moved["rows_bytes_sent"] == pytest.approx(every / 2, rel=0.1)
+    assert moved["ids_bytes_sent"] * rows.row_bytes == moved["rows_bytes_sent"] * 8
+    assert moved["spilled_bytes"] == 0
+
+
+def test_a_lost_folder_is_made_again(raylets: Raylets, graph: Path, want: dict[str, bytes]) -> None:
+    raylets.prepare(graph)
+    shutil.rmtree(raylets.run_of(1))
+    report = raylets.prepare(graph)
+    assert report["skipped"] == ["sample", "plan"]
+    check(raylets, want, ([0, 2], [1, 3]))
+
+
+def test_one_lost_file_is_brought_again(raylets: Raylets, graph: Path, want: dict[str, bytes]) -> None:
+    raylets.prepare(graph)
+    (raylets.run_of(1) / "pack" / "host_cache.bin").unlink()
+    shutil.rmtree(raylets.run_of(1) / "plan")
+    assert raylets.prepare(graph)["skipped"] == ["sample", "plan", "pack"]
+    check(raylets, want, ([0, 2], [1, 3]))
+
+
+def test_the_command_is_killed_and_goes_on(raylets: Raylets, graph: Path, want: dict[str, bytes]) -> None:
+    chance = random.Random(5)
+    for _ in range(4):
+        process = raylets.begin(graph, "--quiet")
+        while not any("PieceOwner" in title for title in titles(raylets)) and process.poll() is None:
+            time.sleep(0.02)
+        time.sleep(chance.uniform(0, 1.5))
+        for one in (*descendants(process.pid), process_of(process)):
+            kill(one)
+        process.communicate(timeout=60)
+    raylets.prepare(graph)
+    check(raylets, want, ([0, 2], [1, 3]))
+
+
+def test_a_machine_is_lost_and_another_comes(raylets: Raylets, graph: Path, want: dict[str, bytes]) -> None:
+    """What the lost one was to write the other one does, and hands it to the machine that comes in its place."""
+    process = raylets.begin(graph, "--quiet")
+    while not any("PieceOwner" in title for title in titles(raylets)) and process.poll() is None:
+        time.sleep(0.02)
+    raylets.lose(1)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    check(raylets, want, ([0, 1, 2, 3], []))
+    shutil.rmtree(raylets.disks[1])
+    raylets.disks[1].mkdir()
+    raylets.start(1)
+    report = raylets.prepare(graph)
+    assert report["skipped"] == ["sample", "plan", "pack"]
+    assert report["machines"]["parts"][raylets.machines[1].address] == [1, 3]
+    check(raylets, want, ([0, 1, 2, 3], [1, 3]))
+
+
+@pytest.mark.usefixtures("want")
+def test_both_train_with_their_parts(raylets: Raylets, graph: Path, tmp_path: Path) -> None:
+    learning = ["--epochs", "2", "--hidden", "16", "--accumulate", "4", "--trace-losses", "--quiet"]
+    one = tmp_path / "one.json"
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "outcrop", "train", str(graph), "--run", str(graph.parent / "want.run")),
+            *(*learning, "--json", str(one)),
+        ],
+        env=raylets.variables | {"OMP_NUM_THREADS": "1"},
+        check=True,
+        timeout=300,
+    )
+    raylets.prepare(graph)
+    both = tmp_path / "both.json"
+    running = [
+        subprocess.Popen(
+            raylets.on(
+                number,
+                *(sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={number}"),
+                *(
+                    "--nproc-per-node=1",
+                    f"--master-addr={raylets.machines[0].address}",
+                    "--master-port=29500",
+                ),
+                *("-m", "outcrop", "--", "train", str(graph), "--run", str(raylets.run), *learning),
+                *("--json", str(both), "--checkpoint", str(tmp_path / "ckpt")),
+            ),
+            env=raylets.variables
+            | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": raylets.machines[number].device},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number in (0, 1)
+    ]
+    said = [process.communicate(timeout=300)[0] for process in running]
+    assert [process.returncode for process in running] == [0, 0], said
+    ours, theirs = (json.loads(path.read_text()) for path in (both, one))
+    assert ours["batch_losses"] == theirs["batch_losses"]
+
+
+def test_machines_that_share_the_folder_are_told(raylets: Raylets, graph: Path, tmp_path: Path) -> None:
+    """A run that lies outside of what each has for itself."""
+    process = raylets.begin(graph, run=tmp_path / "shared.run")
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "leave --own-disks out" in " ".join(said.split()), said
+    assert not (tmp_path / "shared.run").exists()
+
+
+def test_a_machine_without_the_graph_is_told(raylets: Raylets, graph: Path) -> None:
+    shutil.copytree(graph, raylets.disks[0] / "g.oc")
+    process = raylets.begin(raylets.place / "g.oc")
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode != 0
+    told = " ".join(said.split())
+    assert raylets.machines[1].address in told, said
+    assert "outcrop fetch URI" in told, said
+
+
+def titles(raylets: Raylets) -> list[str]:
+    found = []
+    for process in raylets.running.values():
+        for one in descendants(process.pid):
+            with suppress(OSError):
+                found.append(Path(f"/proc/{one.pid}/cmdline").read_bytes().decode(errors="replace"))
+    return [title for title in found if title.startswith("ray::")]
+
+
+def process_of(process: subprocess.Popen[str]) -> Process:
+    fields = status(process.pid)
+    return Process(process.pid, int(fields[19]) if fields else -1)

@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from dataclasses import replace as with_fields
 from functools import partial
@@ -98,14 +98,15 @@ class PrepareReport:
         return asdict(self)
 
 
-class RunDisks(packing.RowFiller, Protocol):
-    """Keeps parts of a run on the disks of several machines.
+class RunDisks(packing.RowFiller, AbstractContextManager[Any], Protocol):
+    """Keeps parts of a run on the disks of several machines, which it is in touch with for a block.
 
     Attributes:
         sent_bytes: Bytes of files that were sent to them, beside rows.
     """
 
-    sent_bytes: int
+    @property
+    def sent_bytes(self) -> int: ...
 
     def lost_parts(self) -> list[int]:
         """Returns the parts of the run, which is prepared, that no machine has."""
@@ -222,6 +223,8 @@ def prepare(
     """
     with ExitStack() as closing:
         closing.enter_context(only_process_in(request.out))
+        if request.disks is not None:
+            closing.enter_context(request.disks)
         finish = closing.enter_context(recording_preparing(request.out, request.graph, runtime))
         report = _make(request, runtime, closing.enter_context(_described(request, on_replaced)))
         finish(report.as_dict())

@@ -15,7 +15,7 @@ import socket
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,37 +120,47 @@ class RayDisks:
         out: Folder of the run.
         parts, processes: As of :class:`OwnDisks`.
 
-    Attributes:
-        sent_bytes: Bytes of files that were sent to machines, beside rows.
+    Raises:
+        ArgumentError: Nobody answers there; in the block: see :meth:`OwnDisks.check`.
     """
+
+    _disks: OwnDisks
+    _closing: ExitStack
 
     def __init__(self, address: str, graph: tuple[Path, str], out: Path, parts: int, processes: int):
         _check_answers(address)
         self._address, self._graph, self._out = address, graph, out
         self._parts, self._processes = parts, processes
-        self.sent_bytes = 0
 
-    @contextmanager
-    def _disks(self) -> Iterator[OwnDisks]:
-        with _cluster(self._address):
+    def __enter__(self) -> RayDisks:
+        """Joins the cluster, and checks that its machines have the graph, and folders of their own."""
+        with ExitStack() as closing:
+            closing.enter_context(_cluster(self._address))
             disks = OwnDisks(_RayMachines(), self._out, self._parts, self._processes)
-            yield disks
-            self.sent_bytes += disks.sent_bytes
+            disks.check(*self._graph)
+            self._disks, self._closing = disks, closing.pop_all()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._closing.close()
+
+    @property
+    def sent_bytes(self) -> int:
+        """Counts the bytes of files that were sent to machines, beside rows."""
+        return self._disks.sent_bytes
 
     def __call__(self, packing: PackTask, files: OutputFiles, journal: Journal) -> CopiedBytes:
-        with self._disks() as disks:
-            disks.check(*self._graph)
-            if packing.is_filled(journal):
-                elsewhere = disks.elsewhere(files)
-                if disks.are_written(elsewhere, packing.key):
-                    return CopiedBytes(elsewhere=elsewhere)
-                journal.restart()
-            room = _room()
-            pieces = _fitting_pieces(packing, files, room)
-            copied = self._fill(disks, pieces, room, packing, files)
+        disks = self._disks
+        if packing.is_filled(journal):
             elsewhere = disks.elsewhere(files)
+            if disks.are_written(elsewhere, packing.key):
+                return CopiedBytes(elsewhere=elsewhere)
+            journal.restart()
+        room = _room()
+        pieces = _fitting_pieces(packing, files, room)
+        copied = self._fill(disks, pieces, room, packing, files)
         finish_pieces(pieces, packing, journal)
-        return replace(copied, elsewhere=elsewhere)
+        return replace(copied, elsewhere=disks.elsewhere(files))
 
     def _fill(
         self, disks: OwnDisks, pieces: PieceSet, room: int, packing: PackTask, files: OutputFiles
@@ -171,14 +181,11 @@ class RayDisks:
 
     def lost_parts(self) -> list[int]:
         """Returns the parts of the run, which is prepared, that no machine has."""
-        with self._disks() as disks:
-            return disks.lost_parts()
+        return self._disks.lost_parts()
 
     def hand_out(self) -> dict[str, list[int]]:
         """Makes the run on each machine that is to train with a part of it; returns the parts of each."""
-        with self._disks() as disks:
-            disks.check(*self._graph)
-            return disks.hand_out()
+        return self._disks.hand_out()
 
 
 class _RayMachines:
