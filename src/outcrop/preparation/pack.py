@@ -55,6 +55,10 @@ class RowFiller(Protocol):
     def __call__(self, packing: PackTask, files: OutputFiles, journal: Journal) -> CopiedBytes: ...
 
 
+class KeepsPartsApart:
+    """Marks what writes parts to disks of several machines: what it leaves here is no use to what writes all here."""
+
+
 @dataclass(frozen=True)
 class CopiedBytes:
     """Counts the bytes that other processes have read and written in place of this one, and those from a store.
@@ -134,7 +138,10 @@ class PackTask:
     Attributes:
         packers: One for each row file.
         key: Says of what the files are made; what was made of something else is of no use.
+        apart: Whether parts are written to disks of several machines.
     """
+
+    apart = False
 
     def __init__(self, graph: Graph, samples: SampleSet, placement: Placement, runtime: Runtime):
         self._graph, self.samples, self.placement, self.runtime = graph, samples, placement, runtime
@@ -157,7 +164,8 @@ class PackTask:
 
     def run(self, folder: Path, fill: RowFiller) -> Packed:
         placement, packers, runtime = self.placement, self.packers, self.runtime
-        key = ",".join([self.key, *(packer.geometry for packer in packers)])
+        self.apart = isinstance(fill, KeepsPartsApart)
+        key = ",".join([self.key, *(packer.geometry for packer in packers), *["apart"][: self.apart]])
         streams = [packer.num_streams for packer in packers]
         journal = Journal(folder / _JOURNAL, key, streams, len(placement.packed_batches))
         files = OutputFiles(

@@ -6,7 +6,6 @@ A :class:`PrepareRequest` says what, in numbers: what is ``"auto"`` was chosen b
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -337,12 +336,6 @@ def _limit_of(runtime: Runtime) -> int | None:
     return None if runtime.budget.limit_bytes == UNLIMITED else runtime.budget.limit_bytes
 
 
-def _remove_headless(folder: Path) -> None:
-    """Removes a stage folder of a run whose manifest is gone: it is worth nothing, and would be in the way."""
-    if folder.is_dir() and not manifests.exists(folder) and all(f.suffix == ".bin" for f in folder.iterdir()):
-        shutil.rmtree(folder)
-
-
 def _make(
     request: PrepareRequest, runtime: Runtime, on_stage: Callable[[], None] = lambda: None
 ) -> PrepareReport:
@@ -370,7 +363,7 @@ def _make(
             manifests.remove_leftovers(out / name)
             report.skipped.append(name)
             return
-        _remove_headless(out / name)
+        manifests.remove_headless(out / name)
         begin, start = time.monotonic(), runtime.io.counters
         with runtime.trace.span(name):
             make()

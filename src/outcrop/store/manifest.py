@@ -317,6 +317,12 @@ def remove_leftovers(final: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
+def remove_headless(folder: Path) -> None:
+    """Removes a stage folder of a run whose manifest is gone: it is worth nothing, and would be in the way."""
+    if folder.is_dir() and not exists(folder) and all(file.suffix == ".bin" for file in folder.iterdir()):
+        shutil.rmtree(folder)
+
+
 def check_destination(final: Path) -> None:
     """Raises ArgumentError where something that is no artifact is in the way of ``final``."""
     if final.exists() and not exists(final):

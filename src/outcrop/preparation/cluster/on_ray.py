@@ -16,7 +16,6 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +37,9 @@ from outcrop.preparation.cluster.pieces import (
     open_pieces,
     prepare_pieces,
 )
-from outcrop.preparation.pack import CopiedBytes, MovedBytes, PackTask
+from outcrop.preparation.pack import CopiedBytes, KeepsPartsApart, MovedBytes, PackTask
 from outcrop.preparation.pack_files import Journal, OutputFiles
 from outcrop.runtime.pages import PAGE_BYTES
-from outcrop.store.parts import names_of
 
 _MOST_CHUNK_BYTES = 256 << 20
 _STORE_SHARE = 4  # of the smallest object store: a quarter for all pieces that are under way
@@ -110,7 +108,7 @@ class RayWorkers:
         return copied
 
 
-class RayDisks:
+class RayDisks(KeepsPartsApart):
     """Has machines of a Ray cluster write their parts to disks of their own.
 
     Args:
@@ -150,34 +148,13 @@ class RayDisks:
         return self._disks.sent_bytes
 
     def __call__(self, packing: PackTask, files: OutputFiles, journal: Journal) -> CopiedBytes:
-        disks = self._disks
-        if packing.is_filled(journal):
-            elsewhere = disks.elsewhere(files)
-            if disks.are_written(elsewhere, packing.key):
-                return CopiedBytes(elsewhere=elsewhere)
-            journal.restart()
         room = _room()
-        pieces = _fitting_pieces(packing, files, room)
-        copied = self._fill(disks, pieces, room, packing, files)
-        finish_pieces(pieces, packing, journal)
-        return replace(copied, elsewhere=disks.elsewhere(files))
 
-    def _fill(
-        self, disks: OwnDisks, pieces: PieceSet, room: int, packing: PackTask, files: OutputFiles
-    ) -> CopiedBytes:
-        """Has all rows written; parts of a machine that is lost meanwhile are written by others."""
-        names = names_of("records", self._parts)
-        while True:
-            homes = disks.homes(pieces.key)
-            try:
-                disks.send_parts(homes, pieces, packing, files)
-                with _Work.on_disks(pieces, room, packing, dict(zip(names, homes, strict=True))) as work:
-                    return work.run()
-            except CancelledError:
-                lost = set(homes).difference(node["NodeID"] for node in _machines())
-                if not lost:
-                    raise
-                packing.runtime.progress.note("pack", "a machine was lost: others write its parts")
+        def write(pieces: PieceSet, homes: Mapping[str, str]) -> CopiedBytes:
+            with _Work.on_disks(pieces, room, packing, homes) as work:
+                return work.run()
+
+        return self._disks.fill(packing, files, journal, lambda: _fitting_pieces(packing, files, room), write)
 
     def lost_parts(self) -> list[int]:
         """Returns the parts of the run, which is prepared, that no machine has."""
@@ -206,16 +183,31 @@ class _RayMachines:
         return _CALL.options(scheduling_strategy=_on(machine, soft=False)).remote(function, *given)
 
     def call(self, machine: str, function: Callable[..., Any], *given: Any) -> Any:
-        return function(*given) if machine == _here() else _result(self._begun(machine, function, given))
+        if machine == _here():
+            return function(*given)
+        return self._result(machine, self._begun(machine, function, given))
+
+    def _result(self, machine: str, begun: Any) -> Any:
+        try:
+            return ray.get(begun)
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, OutcropError):
+                raise error.cause from None
+            raise
+        except ray.exceptions.RayError:
+            raise CancelledError(
+                f"the machine {self.address(machine)} has left the Ray cluster: the same command goes on where it was, "
+                "once that is back, or with those that are left"
+            ) from None
 
     def call_each(self, machine: str, function: Callable[..., Any], each: Iterable[tuple[Any, ...]]) -> None:
         under_way = list[Any]()
         for given in each:
             if len(under_way) == self._AT_ONCE:
-                _result(under_way.pop(0))
+                self._result(machine, under_way.pop(0))
             under_way.append(self._begun(machine, function, given))
         for one in under_way:
-            _result(one)
+            self._result(machine, one)
 
 
 def _fitting_pieces(packing: PackTask, files: OutputFiles, room: int) -> PieceSet:

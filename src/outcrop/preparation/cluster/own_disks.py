@@ -25,10 +25,10 @@ from typing import Any, Protocol
 import numpy as np
 
 import outcrop._core as _core
-from outcrop.errors import ArgumentError, ChecksumError, IoError, naming_files
-from outcrop.preparation.cluster.pieces import FOLDER, PieceSet, PieceTable, TableHead
-from outcrop.preparation.pack import PackTask
-from outcrop.preparation.pack_files import OutputFiles
+from outcrop.errors import ArgumentError, CancelledError, ChecksumError, IoError, naming_files
+from outcrop.preparation.cluster.pieces import FOLDER, PieceSet, PieceTable, TableHead, finish_pieces
+from outcrop.preparation.pack import CopiedBytes, PackTask
+from outcrop.preparation.pack_files import Journal, OutputFiles
 from outcrop.store import manifest as manifests
 from outcrop.store.graph import open_graph
 from outcrop.store.manifest import ArraySpec, Manifest
@@ -260,43 +260,65 @@ def lacking(run: Path, stage: str, manifest: bytes, parts: Sequence[int]) -> lis
 
     Args:
         manifest: The stage's manifest.
-        parts: Parts that this machine is to have. Those of packing it has written itself.
+        parts: Parts that this machine is to have, but for those that it has written and not published.
     """
     of, final = _parsed(run, manifest), run / stage
-    common = [spec for name, spec in of.arrays.items() if of.part_of(name) is None]
-    own = [of.arrays[name] for name in _parted(of) if of.part_of(name) in parts]
-    if _has(final, manifest) and all(_is_whole(final, spec) for spec in (*common, *own)):
-        return None
-    return [spec.file for spec in (common if stage == "pack" else [*common, *own])]
+    wanted = [spec for name, spec in of.arrays.items() if of.part_of(name) in (None, *parts)]
+    if not _has(final, manifest):
+        return [spec.file for spec in wanted]
+    return [spec.file for spec in wanted if not _is_whole(final, spec)] or None
 
 
 def _parted(of: Manifest) -> list[str]:
     return [name for name in of.arrays if of.part_of(name) is not None]
 
 
-def publish(run: Path, stage: str, manifest: bytes) -> None:
-    """Makes a stage of what has come, and of the parts that were written here.
+def read_slice(run: Path, file: str, start: int, length: int) -> FileSlice:
+    """Returns bytes of a file of packing, which is published or only written.
+
+    Raises:
+        IoError: The file cannot be read, or is shorter than that.
+    """
+    final = run / "pack"
+    folder = final if (final / file).is_file() else manifests.partial_folder(final)
+    place = np.array([start]), np.array([length])
+    return next(slices_of(run, f"{folder.name}/{file}", *place))
+
+
+def publish(run: Path, stage: str, manifest: bytes, sent: Sequence[str]) -> None:
+    """Makes a stage of what has come, of the parts that were written here, and of what was there.
+
+    Args:
+        sent: Files that have come.
 
     Raises:
         IoError: Another process works in the folder, or the system refuses.
     """
     final, of = run / stage, _parsed(run, manifest)
-    kept = {manifests.MANIFEST, *(spec.file for spec in of.arrays.values())}
+    whole = {spec.file for name, spec in of.arrays.items() if of.part_of(name) is None}.union(sent)
+    if stage == "pack":
+        parts = whole_parts(run, manifest, _key_of(of))
+        whole.update(of.arrays[name].file for name in _parted(of) if of.part_of(name) in parts)
+    manifests.remove_headless(final)
     with manifests.publishing(final, resume=True) as folder:
         if _has(final, manifest):
-            _keep_parts(final, folder, of)
+            for spec in of.arrays.values():
+                if spec.file not in sent and _is_whole(final, spec):
+                    (folder / spec.file).unlink(missing_ok=True)
+                    os.link(final / spec.file, folder / spec.file)
+                    whole.add(spec.file)
+        for name in _parted(of):  # of which this machine has only begun some
+            if of.arrays[name].file not in whole:
+                (folder / of.arrays[name].file).unlink(missing_ok=True)
         manifests.write_atomic(folder / manifests.MANIFEST, manifest)  # from now on parts need no note
         for path in folder.iterdir():
-            if path.name not in kept:
+            if path.name not in {manifests.MANIFEST, *whole}:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _keep_parts(final: Path, folder: Path, of: Manifest) -> None:
-    """Gives ``folder``, which is to replace ``final``, its parts as well."""
-    for name in _parted(of):
-        file = of.arrays[name].file
-        if (final / file).is_file() and not (folder / file).is_file():
-            os.link(final / file, folder / file)
+def _key_of(packed: Manifest) -> str:
+    """Returns what pieces that the manifest of packing is made of are known by."""
+    return ",".join(packed.inputs[name] for name in ("graph", "sample", "plan"))
 
 
 def mark(run: Path, machine: str) -> None:
@@ -389,41 +411,86 @@ class OwnDisks:
             for machine in machines:
                 self._machines.call(machine, unmark, self._run, machine)
 
+    def fill(
+        self,
+        packing: PackTask,
+        files: OutputFiles,
+        journal: Journal,
+        cut: Callable[[], PieceSet],
+        write: Callable[[PieceSet, Mapping[str, str]], CopiedBytes],
+    ) -> CopiedBytes:
+        """Has all rows written; parts of a machine that is lost meanwhile are written by others.
+
+        Args:
+            cut: Makes the pieces, or opens those of an interrupted call.
+            write: Writes all that is missing, each part by the machine that the mapping gives for its array.
+        """
+        if packing.is_filled(journal):
+            elsewhere = self._elsewhere(files)
+            if self._are_written(elsewhere, packing.key):
+                return CopiedBytes(elsewhere=elsewhere)
+            journal.restart()
+        pieces, names = cut(), names_of("records", self._parts)
+        while True:
+            machines = self._machines.names()
+            try:
+                homes = self.homes(pieces.key)
+                self._send_parts(homes, pieces, packing, files)
+                copied = write(pieces, dict(zip(names, homes, strict=True)))
+                break
+            except CancelledError:
+                if set(machines).issubset(self._machines.names()):
+                    raise
+                packing.runtime.progress.note("pack", "a machine was lost: others write its parts")
+        finish_pieces(pieces, packing, journal)
+        return replace(copied, elsewhere=self._elsewhere(files))
+
     def homes(self, key: str) -> list[str]:
         """Returns the machine of each part: one that has begun it, or else the one that is to train with it."""
-        machines = self._machines.names()
-        begun = {m: self._machines.call(m, begun_parts, self._run, key, self._parts) for m in machines[1:]}
-        return [self._chosen(machines, part, begun) for part in range(self._parts)]
+        machines, begun = self._machines.names(), self._begun(key)
+        found = []
+        for part in range(self._parts):
+            dealt = machines[machine_of(part, len(machines), self._processes)]
+            able = [machine for machine in machines if part in begun[machine]]
+            found.append(dealt if dealt in able or not able else able[0])
+        return found
 
-    def _chosen(self, machines: Sequence[str], part: int, having: Mapping[str, Sequence[int]]) -> str:
-        dealt = machines[machine_of(part, len(machines), self._processes)]
-        able = [machine for machine in machines if part in having.get(machine, ())]
-        return dealt if dealt in able or not able else able[0]
+    def _begun(self, key: str) -> dict[str, list[int]]:
+        call, names = self._machines.call, self._machines.names()
+        return {machine: call(machine, begun_parts, self._run, key, self._parts) for machine in names}
 
-    def send_parts(
+    def _send_parts(
         self, homes: Sequence[str], pieces: PieceSet, packing: PackTask, files: OutputFiles
     ) -> None:
-        """Brings each machine what its parts need, unless that is there already."""
-        here, *others = self._machines.names()
+        """Brings each machine what its parts need, unless that is there already.
+
+        The tables of this machine tell what is on its own disk of parts that it has noted; of others they are copies.
+        """
+        begun, here = self._begun(pieces.key), self._machines.names()[0]
         names = names_of("records", self._parts)
-        for machine in others:
-            begun = self._machines.call(machine, begun_parts, self._run, pieces.key, self._parts)
-            for part in (part for part, home in enumerate(homes) if home == machine and part not in begun):
-                self._machines.call(machine, forget, self._run, part)
-                self._send(machine, slices_for_part(part, pieces, packing, files))
-                heads = [[head for head in own if head.output == names[part]] for own in pieces.tables]
-                self._machines.call(machine, note, self._run, part, pieces.key, heads)
+        for part, home in enumerate(homes):
+            if home != here:
+                forget(self._run, part)
+            if part in begun[home]:
+                continue
+            heads = [[head for head in own if head.output == names[part]] for own in pieces.tables]
+            self._machines.call(home, forget, self._run, part)
+            for head in (head for own in heads for head in own):
+                PieceTable(pieces.folder, head).restart()
+            if home != here:
+                self._send(home, slices_for_part(part, pieces, packing, files))
+            self._machines.call(home, note, self._run, part, pieces.key, heads)
         content = [names[part] for part, home in enumerate(homes) if home != here]
         manifests.write_atomic(files.folder / _ELSEWHERE, json.dumps(content).encode())
 
-    def elsewhere(self, files: OutputFiles) -> tuple[str, ...]:
+    def _elsewhere(self, files: OutputFiles) -> tuple[str, ...]:
         """Returns the arrays that other machines write, once parts were sent to them."""
         try:
             return tuple(json.loads((files.folder / _ELSEWHERE).read_bytes()))
         except (OSError, ValueError):
             return ()
 
-    def are_written(self, arrays: Sequence[str], key: str) -> bool:
+    def _are_written(self, arrays: Sequence[str], key: str) -> bool:
         """Tells whether other machines have all rows of these arrays."""
         names = names_of("records", self._parts)
         written = {
@@ -441,49 +508,62 @@ class OwnDisks:
     def _having(self) -> tuple[bytes, dict[str, list[int]]]:
         """Returns the manifest of packing, and the parts that each machine has."""
         manifest = (self._run / "pack" / manifests.MANIFEST).read_bytes()
-        inputs = _parsed(self._run, manifest).inputs
-        key = ",".join(inputs[name] for name in ("graph", "sample", "plan"))
+        key = _key_of(_parsed(self._run, manifest))
         names = self._machines.names()
         return manifest, {m: self._machines.call(m, whole_parts, self._run, manifest, key) for m in names}
 
     def hand_out(self) -> dict[str, list[int]]:
-        """Makes the run on each machine that is to train with a part of it; this one has it.
+        """Makes the run on each machine that is to train with a part of it.
 
         Returns:
             The parts of each machine, by what people call it, in the order of the ranks that train with them.
         """
         _, having = self._having()
         here, *others = machines = self._machines.names()
-        apart = {machine: own for machine, own in having.items() if machine != here}
-        homes = [self._chosen(machines, part, apart) for part in range(self._parts)]
-        for machine in others:
-            own = [part for part, home in enumerate(homes) if home == machine]
-            if own:
-                self._make_run(machine, own, set(own).difference(having[machine]))
-        return {
-            self._machines.address(m): [part for part, home in enumerate(homes) if home == m]
-            for m in machines
-        }
+        dealt: dict[str, list[int]] = {machine: [] for machine in machines}
+        for part in range(self._parts):
+            dealt[machines[machine_of(part, len(machines), self._processes)]].append(part)
+        for machine in (*others, here):
+            if dealt[machine]:
+                self._make_run(machine, dealt[machine], having)
+        return {self._machines.address(machine): own for machine, own in dealt.items()}
 
-    def _make_run(self, machine: str, parts: Sequence[int], unwritten: Iterable[int]) -> None:
-        """Brings a machine the files of the run, and rows of ``unwritten`` parts, which this machine has."""
+    def _make_run(self, machine: str, parts: Sequence[int], having: Mapping[str, Sequence[int]]) -> None:
+        """Brings a machine what it lacks of the run, from this one, or from one that has written it."""
+        here = self._machines.names()[0]
         description = (self._run / RUN_FILE).read_bytes()
         for stage in STAGES:
             folder = self._run / stage
             manifest = (folder / manifests.MANIFEST).read_bytes()
             of = _parsed(self._run, manifest)
             files = self._machines.call(machine, lacking, self._run, stage, manifest, parts)
-            if files is not None:
-                if stage == "pack":
-                    files += [
-                        of.arrays[name].file for name in _parted(of) if of.part_of(name) in {*unwritten}
-                    ]
-                for file in files:
-                    name = f"{manifests.partial_folder(folder).name}/{file}"
-                    slices = slices_of(self._run, f"{stage}/{file}")
-                    self._send(machine, (replace(one, name=name) for one in slices))
-                self._machines.call(machine, publish, self._run, stage, manifest)
-        self._machines.call(machine, manifests.write_atomic, self._run / RUN_FILE, description)
+            if files is None or (machine == here and stage != "pack"):
+                continue
+            giver = dict.fromkeys(files, here)
+            if stage == "pack":
+                for name in _parted(of):
+                    able = [one for one in (here, *having) if of.part_of(name) in having.get(one, ())]
+                    giver |= {of.arrays[name].file: able[0]} if of.arrays[name].file in giver else {}
+                    if machine in able:  # it has written that, and not published it yet
+                        giver.pop(of.arrays[name].file, None)
+            for file, source in giver.items():
+                name = f"{manifests.partial_folder(folder).name}/{file}"
+                slices = (
+                    slices_of(self._run, f"{stage}/{file}")
+                    if source == here
+                    else self._slices(source, file, of)
+                )
+                self._send(machine, (replace(one, name=name) for one in slices))
+            self._machines.call(machine, publish, self._run, stage, manifest, list(giver))
+        if machine != here:
+            self._machines.call(machine, manifests.write_atomic, self._run / RUN_FILE, description)
+
+    def _slices(self, machine: str, file: str, of: Manifest) -> Iterator[FileSlice]:
+        """Yields the bytes of a file of packing that another machine has written."""
+        (size,) = (spec.file_bytes for spec in of.arrays.values() if spec.file == file)
+        for start in range(0, max(size, 1), _SLICE_BYTES):
+            count = min(_SLICE_BYTES, size - start)
+            yield self._machines.call(machine, read_slice, self._run, file, start, count)
 
     def _send(self, machine: str, slices: Iterable[FileSlice]) -> None:
         def counted() -> Iterator[tuple[Path, FileSlice]]:

@@ -144,6 +144,10 @@ class PieceTable:
         _flush(self.crc)
         _flush(self.done)
 
+    def restart(self) -> None:
+        """Notes that nothing is on disk."""
+        self.take_over(np.zeros_like(self.crc), np.zeros_like(self.done))
+
     def stream_crc(self, row_bytes: int) -> np.ndarray:
         """Returns the checksum of all rows of each stream: uint32 [streams]."""
         found = np.zeros(self.crc.shape[1], np.uint32)
@@ -225,7 +229,7 @@ def open_pieces(packing: PackTask, files: OutputFiles, chunk_bytes: int) -> Piec
 
 
 def _key(packing: PackTask, chunk_bytes: int) -> str:
-    return f"{packing.key} {chunk_bytes}"
+    return f"{packing.key} {chunk_bytes}{' apart' if packing.apart else ''}"
 
 
 def _rows(packing: PackTask, chunk_bytes: int) -> tuple[RowsToPack, ...]:
