@@ -53,20 +53,38 @@ def ordered_sum_of(
     padded = F.pad(own[used[rank]], (0, world * size - count))
     pieces = padded.view(counts[rank], world, size).transpose(0, 1).reshape(-1)  # those of each rank together
     parts = torch.empty(sum(counts) * size, dtype=own.dtype, device=own.device)
-    distributed.all_to_all_single(
-        parts, pieces, [n * size for n in counts], [counts[rank] * size] * world, group=group
-    )
-    wait_until_let_go(parts, pieces)
+    exchange = _exchange_at_once if own.device.type == "cpu" else _exchange_together
+    exchange(pieces.split([counts[rank] * size] * world), parts.split([n * size for n in counts]), group)
     first = [sum(counts[:owner]) for owner in range(world)]
     rows = iter(parts.view(-1, size)[first[owner] + used[owner].index(place)] for owner, place in order)
     total = next(rows).clone()
     for row in rows:
         total += row
     found = torch.empty(world * size, dtype=own.dtype, device=own.device)
-    gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
-    gather(found, total, group=group)
-    wait_until_let_go(found, total)
+    exchange([total] * world, found.split(size), group)
     return found[:count]
+
+
+def _exchange_at_once(going: Sequence[Tensor], coming: Sequence[Tensor], group: ProcessGroup | None) -> None:
+    """Sends ``going[r]`` to each rank r, and receives what it sends into ``coming[r]``; all at once.
+
+    The collectives of gloo take 1.6 times as long over a slow wire: they do not keep both its directions busy (torch
+    2.13, scripts/wire.py).
+    """
+    world, rank = distributed.get_world_size(group), distributed.get_rank(group)
+    others = [(rank + step) % world for step in range(1, world)]  # not all to the same one at first
+    of = [other if group is None else distributed.get_global_rank(group, other) for other in range(world)]
+    work = [distributed.irecv(coming[r], of[r], group=group) for r in others if coming[r].numel()]
+    work += [distributed.isend(going[r], of[r], group=group) for r in others if going[r].numel()]
+    coming[rank].copy_(going[rank])
+    for one in work:
+        assert one is not None
+        one.wait()
+
+
+def _exchange_together(going: Sequence[Tensor], coming: Sequence[Tensor], group: ProcessGroup | None) -> None:
+    """Does what :func:`_exchange_at_once` does with a collective, which NCCL has for tensors on a device."""
+    distributed.all_to_all(list(coming), list(going), group=group)
 
 
 def sent_bytes(elements: int, element_bytes: int, rows: int, world: int) -> int:
