@@ -34,6 +34,34 @@ class FileState(NamedTuple):
     changed_ns: int
 
 
+class FileRange(NamedTuple):
+    """Names bytes of a file of this machine: ``size`` from ``offset`` on."""
+
+    path: Path
+    offset: int
+    size: int
+
+    @classmethod
+    def whole(cls, path: Path) -> FileRange:
+        return cls(path, 0, path.stat().st_size)
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yields the bytes, some MiB at a time.
+
+        Raises:
+            FormatError: The file ends before.
+        """
+        left = self.size
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            while left:
+                content = file.read(min(_COPY_BYTES, left))
+                if not content:
+                    raise FormatError(f"{self.path} ends {left} bytes early: it was cut short")
+                left -= len(content)
+                yield content
+
+
 class RemoteFolder:
     """Gives access to the files of a folder in an object store.
 
@@ -215,12 +243,13 @@ class RemoteFolder:
 
         self._persistently(name, attempt)
 
-    def send(self, name: str, path: Path) -> None:
-        """Copies the file at ``path``; tries again where the store fails."""
+    def send(self, name: str, source: Path | FileRange) -> None:
+        """Copies a file, or some bytes of one; tries again where the store fails."""
+        source = FileRange.whole(source) if isinstance(source, Path) else source
 
         def attempt() -> None:
-            with path.open("rb") as file, self.writing(name) as append:
-                while content := file.read(_COPY_BYTES):
+            with self.writing(name) as append:
+                for content in source.chunks():
                     append(content)
 
         self._persistently(name, attempt)

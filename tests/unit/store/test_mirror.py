@@ -12,6 +12,7 @@ import pytest
 from outcrop.errors import ArgumentError, ChecksumError, FormatError, IoError
 from outcrop.store import mirror, remote
 from outcrop.store.mirror import FolderMirror, fetched
+from outcrop.store.objects import INDEX
 from outcrop.store.remote import RemoteFolder
 from store_support import Store
 
@@ -86,7 +87,7 @@ def test_killed_before_the_index_others_see_what_was(
     write(own, b"new", b"new best")
     with monkeypatch.context() as patching:
         if what == "index":
-            killed_in(patching, RemoteFolder, "write", lambda _, name, content: name == mirror.INDEX)
+            killed_in(patching, RemoteFolder, "write", lambda _, name, content: name == INDEX)
         else:
             name = "last" if what == "tensors" else "best"
             killed_in(patching, RemoteFolder, "send", lambda _, one, path: one.startswith(name))
@@ -131,7 +132,7 @@ def test_killed_after_the_index_it_is_there(
     again = machine(uri, own)
     assert not again.is_ahead()
     with monkeypatch.context() as patching:  # nothing comes that is here
-        killed_in(patching, RemoteFolder, "read_range", lambda _, name, *rest: name != mirror.INDEX)
+        killed_in(patching, RemoteFolder, "read_range", lambda _, name, *rest: name != INDEX)
         again.pull()
     write(own, b"newer")
     again.push()
