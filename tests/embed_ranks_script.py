@@ -6,10 +6,13 @@ import sys
 from pathlib import Path
 
 import outcrop as oc
-from outcrop.embed import training
+from outcrop.embed import checkpoint_copy, training
+from outcrop.store.objects import IndexedObjects
+from outcrop.store.remote import RemoteFolder
 
 RUN, GROUPS, UNITS = sys.argv[1:]
 RANK, WRONG = int(os.environ.get("RANK", "0")), os.environ.get("WRONG", "")
+COPY = os.environ.get("COPY", "")
 train, count = training.EmbeddingTrainer._train, 0
 
 
@@ -29,12 +32,39 @@ def stopping(self, epoch, unit, *more):
     return train(self, epoch, unit, *more)
 
 
+def killed_at(owner, name, number):
+    """Lets the process be killed in place of a call, the ``number``-th of its own."""
+    was, left = getattr(owner, name), number
+
+    def call(*args):
+        nonlocal left
+        if (left := left - 1) < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return was(*args)
+
+    setattr(owner, name, call)
+
+
 training.EmbeddingTrainer._train = stopping
+if WRONG == "folder" and RANK:  # another one has the name on the machine of this rank
+    RemoteFolder.send = lambda self, name, source: None
+# Such as "send 5": of a copy.
+STEP, NUMBER = os.environ.get("KILLED_IN_COPY", " 0").split(" ")
+places = {
+    "send": (RemoteFolder, "send"),
+    "publish": (IndexedObjects, "publish"),
+    "note": (checkpoint_copy, "write_atomic"),
+    "remove": (RemoteFolder, "remove"),
+    "load": (IndexedObjects, "read_into"),
+}
+if STEP and int(os.environ.get("KILLED_RANK", "0")) == RANK:
+    killed_at(*places[STEP], int(NUMBER))
 oc.embed_train(
     RUN,
     oc.EmbedConfig(
         dim=8, epochs=3, negatives=20, chunk=16, batch=64 + (RANK if WRONG == "options" else 0), start=0.1,
         reciprocal=True, seed=5, groups=int(GROUPS) or None,
+        checkpoint_copy=f"{COPY}{RANK}" if WRONG == "place" else COPY or None,
     ),
     checkpoint_seconds=0.0,
     observer=oc.Observer(progress=False),

@@ -100,7 +100,12 @@ class Disks:
             shutil.copytree(prepared, disk / "run")
 
     def start(
-        self, jobs: Jobs, machines: tuple[Machine, Machine], name: str, *, torchrun: bool = True
+        self,
+        jobs: Jobs,
+        machines: tuple[Machine, Machine],
+        name: str,
+        *options: str,
+        torchrun: bool = True,
     ) -> list[subprocess.Popen[bytes]]:
         """Starts the training on both machines, by torchrun or without it."""
         started, meeting = (
@@ -108,7 +113,7 @@ class Disks:
             {"WORLD_SIZE": "2", "MASTER_ADDR": machines[0].address, "MASTER_PORT": str(PORT)},
         )
         for rank, (disk, machine) in enumerate(zip(self.disks, machines, strict=True)):
-            words = arguments(self.here / "run", disk / "report.json")
+            words = [*arguments(self.here / "run", disk / "report.json"), *options]
             command = machine.torchrun(words, machines[0], "2")
             if not torchrun:
                 command = machine.command(sys.executable, *words)
@@ -175,6 +180,31 @@ def test_a_machine_that_is_lost_goes_on_with_its_disk(
     for process in disks.start(jobs, machines, "second"):
         jobs.wait(process)
     assert_equal(learned(disks.joined(), disks.disks[0] / "report.json"), want)
+
+
+def test_a_machine_that_is_lost_with_its_disk_is_replaced(
+    prepared: Path, want: Any, jobs: Jobs, machines: tuple[Machine, Machine], tmp_path: Path
+) -> None:
+    """The other one goes on from its disk, as far as that has what the copy has."""
+    disks, copy = Disks(tmp_path, prepared), ("--checkpoint-copy", str(tmp_path / "copy"))
+    one, two = disks.start(jobs, machines, "first", *copy)
+    eventually(lambda: (tmp_path / "copy" / "index.json").exists(), QUICK_SECONDS, jobs.said())
+    for process in jobs.below(two):
+        kill(process)
+    two.wait(QUICK_SECONDS)
+    assert one.wait(QUICK_SECONDS) != 0
+    shutil.rmtree(disks.disks[1] / "run")
+    shutil.copytree(prepared, disks.disks[1] / "run")
+    for process in disks.start(jobs, machines, "second", *copy):
+        jobs.wait(process)
+    assert_equal(learned(disks.joined(), disks.disks[0] / "report.json"), want)
+    assert len([*(tmp_path / "copy").iterdir()]) == PARTITIONS * SLICES + 2
+    # And one machine alone, from the copy.
+    run = Path(shutil.copytree(prepared, tmp_path / "alone"))
+    command = [sys.executable, *arguments(run, tmp_path / "report.json"), *copy]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert_equal(learned(run, tmp_path / "report.json"), want)
 
 
 def test_a_link_that_fails_without_a_word_ends_both(

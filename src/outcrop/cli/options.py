@@ -34,6 +34,7 @@ _METAVARS = {
     "gpu_memory": "SIZE",
     "disk_space": "SIZE",
     "folder": "FOLDER",
+    "checkpoint_copy": "URI",
     "rate": "SIZE",
     "rates": "SIZE,N",
     "stripes": "FOLDER",
@@ -121,7 +122,7 @@ def _type_and_default(kind: type, name: str) -> tuple[Any, Any]:
     return (plain[0] if plain and str not in alternatives else str), default
 
 
-_PLACES = ("folder",)  # paths or URIs, which paths would not keep
+_PLACES = ("folder", "checkpoint_copy")  # paths or URIs, which paths would not keep
 _REPEATED: dict[str, type] = {"stripes": Path, "machines": Path, "fanouts_by_type": str}
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from outcrop.config.declared import check_types
 from outcrop.config.loading import check_row_reads
+from outcrop.config.places import is_uri
 from outcrop.config.sizes import out_of_range
 from outcrop.errors import ArgumentError
 
@@ -90,6 +92,9 @@ class EmbedConfig:
         groups: Groups of partitions that are trained independently of each other between two exchanges, each by one
             process where there are several: what is learned depends on them, not on the processes. None: one for each
             process, or as the checkpoint has it.
+        checkpoint_copy: URI (s3://BUCKET/FOLDER, gs://, abfs://, hdfs://, file:///FOLDER), or a folder that all
+            machines see, to which every checkpoint is copied with the vectors that changed; training goes on from there
+            where those of a machine are lost. None: checkpoints are on the disks of the machines alone.
     """
 
     model: str = "complex"
@@ -113,9 +118,11 @@ class EmbedConfig:
     order: str = "best"
     seed: int = 0
     groups: int | None = None
+    checkpoint_copy: str | Path | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_types(self)
+        is_uri(self.checkpoint_copy or "")  # raises where it has lost a slash
         counts = ("dim", "epochs", "negatives", "chunk", "batch", "buffer", "sweeps")
         problems = out_of_range(**{name: getattr(self, name) for name in counts})
         if self.groups is not None:
@@ -142,8 +149,11 @@ class EmbedConfig:
             raise ArgumentError("; ".join(problems))
 
     def as_stored(self) -> dict[str, Any]:
-        """Returns the fields by the names that they have in checkpoints; one group is what those without any have."""
+        """Returns the fields that decide what is learned, by the names that they have in checkpoints; one group is what
+        those without any have.
+        """
         fields = {_STORED.get(name, name): value for name, value in asdict(self).items()}
+        del fields["checkpoint_copy"]
         if self.groups in (None, 1):
             del fields["groups"]
         return fields

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from outcrop.embed.checkpoint import Checkpoint
 from outcrop.embed.moves import SliceMoves, Transfer
 from outcrop.embed.tables import ELSEWHERE, FILE, NOWHERE, RowShape, Table
 from outcrop.errors import FormatError
@@ -52,6 +53,20 @@ class TableState:
         if any("/" in name or not name.startswith("tables") for name in files):
             raise ValueError("names of files")
         return cls(places, checksums, files, file_of)
+
+    @classmethod
+    def of_checkpoint(cls, found: Checkpoint, path: Path) -> TableState:
+        """Takes what the checkpoint in the file ``path`` has.
+
+        Raises:
+            FormatError: It lacks that, or garbles it.
+        """
+        try:
+            return cls.of_stored(found.meta["table"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise FormatError(
+                f"{path} lacks or garbles a field ({error}): train again with --fresh"
+            ) from None
 
     def stored(self) -> dict[str, Any]:
         """Returns plain values; of one file only those that there were before there could be several."""
@@ -94,7 +109,7 @@ class Arrangement:
     Attributes:
         name: File of this process.
         number: Number of it in the checkpoint; -1: it is a new one.
-        readers: Rank that reads each file.
+        readers: Rank that reads each file; -1: none sees it, its slices are in a copy, or it has none.
     """
 
     name: str
@@ -102,11 +117,14 @@ class Arrangement:
     readers: list[int]
 
 
-def arrange(folder: Path, state: TableState | None, group: Group) -> Arrangement:
+def arrange(folder: Path, state: TableState | None, group: Group, *, copied: bool = False) -> Arrangement:
     """Gives every process a file, and every file of a checkpoint a process that reads it.
 
+    Args:
+        copied: Whether the slices of a file that none sees are in a copy.
+
     Raises:
-        FormatError: None sees a file that has slices.
+        FormatError: None sees a file that has slices, and they are in no copy.
     """
     names = [] if state is None else state.files
     seen = group.gather({number for number, name in enumerate(names) if (folder / name).is_file()})
@@ -124,7 +142,7 @@ def arrange(folder: Path, state: TableState | None, group: Group) -> Arrangement
     readers = []
     for number, name in enumerate(names):
         reader = file_owner.get(number, next((r for r in range(group.world) if number in seen[r]), -1))
-        if reader < 0 and state is not None and number in state.used:
+        if reader < 0 and not copied and state is not None and number in state.used:
             raise FormatError(
                 f"{folder / name} is missing, which has a part of the vectors: bring it back from the machine that "
                 "trained with it, or train again with --fresh"
@@ -187,6 +205,19 @@ class SplitTable:
             table.close()
 
 
+class SliceCopy(Protocol):
+    """Has slices in a place of their own (:class:`outcrop.embed.checkpoint_copy.CheckpointCopy`)."""
+
+    @property
+    def has_vectors(self) -> bool:
+        """Tells whether slices that no process sees are there."""
+        ...
+
+    def load(self, part: int, table: Table, checksum: int, runtime: Runtime) -> None:
+        """Brings a slice into the file of ``table``."""
+        ...
+
+
 class ProcessTable:
     """Keeps the table of one of the processes that train, in a file of its own.
 
@@ -195,6 +226,10 @@ class ProcessTable:
         open_file: Returns the table of a file, made where it is not there; of one that is there, to be read only, where
             its second argument says so.
         refused: Told how to undo what is made here.
+        copy: Where slices come from whose file no process sees; None: from nowhere.
+
+    Attributes:
+        fetched: Whether slices of any process came from the copy.
     """
 
     def __init__(
@@ -204,14 +239,17 @@ class ProcessTable:
         open_file: Callable[[Path, bool], Table],
         group: Group,
         refused: ExitStack,
+        copy: SliceCopy | None = None,
     ):
         self._folder, self._group, self._open, self._state = folder, group, open_file, state
+        self._copy, self.fetched = copy, False
         with group.together("making the folder of vectors"):
             made = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
             if made:
                 refused.callback(shutil.rmtree, folder, ignore_errors=True)
-        own = self._own = arrange(folder, state, group)
+        copied = copy is not None and copy.has_vectors
+        own = self._own = arrange(folder, state, group, copied=copied)
         if state is not None:
             self._remove_others(state.files)
         path = folder / own.name
@@ -255,7 +293,9 @@ class ProcessTable:
         transfers = [
             Transfer(part, self._own.readers[state.file_of[part]], int(holders[part]))
             for part, place in enumerate(state.places)
-            if place != NOWHERE and numbers[int(holders[part])] != state.file_of[part]
+            if place != NOWHERE
+            and numbers[int(holders[part])] != state.file_of[part]
+            and self._own.readers[state.file_of[part]] >= 0
         ]
         never = {part for part, place in enumerate(state.places) if place == NOWHERE}
         if transfers:
@@ -281,11 +321,27 @@ class ProcessTable:
             finally:
                 for table in others.values():
                     table.close()
+        self._fetch(state, holders, runtime)
         for part in range(self.table.division.parts):
             if holders[part] != self._group.rank:
                 self.table.give_away(part)
             elif part in never:
                 self.table.forget(part)
+
+    def _fetch(self, state: TableState, holders: np.ndarray, runtime: Runtime) -> None:
+        """Brings slices from the copy whose files no process sees."""
+        if self._copy is None:
+            return
+        lost = [
+            part
+            for part, place in enumerate(state.places)
+            if place != NOWHERE and self._own.readers[state.file_of[part]] < 0
+        ]
+        with self._group.together("fetching slices from the copy", patient=True):
+            for part in lost:
+                if holders[part] == self._group.rank:
+                    self._copy.load(part, self.table, state.checksums[part], runtime)
+        self.fetched = bool(lost)
 
     def state(self) -> TableState:
         """Returns where the slices of all processes are now."""

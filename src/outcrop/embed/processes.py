@@ -8,6 +8,7 @@ from pathlib import Path
 from outcrop.config import EmbedConfig
 from outcrop.embed.buckets import Buckets
 from outcrop.embed.checkpoint import CHECKPOINT, FOLDER, newest
+from outcrop.embed.checkpoint_copy import copy_of
 from outcrop.errors import ArgumentError
 from outcrop.runtime.group import Group
 
@@ -15,12 +16,18 @@ from outcrop.runtime.group import Group
 def for_processes(config: EmbedConfig, run: Path, fresh: bool, group: Group) -> EmbedConfig:
     """Returns ``config`` with a number of groups: as the checkpoint has it that is gone on from, else one a process.
 
+    Args:
+        fresh: Whether no checkpoint is gone on from.
+
     Raises:
         ArgumentError: There are fewer groups than processes.
     """
     groups, whose = config.groups, "--groups"
-    if groups is None and not fresh and (found := newest(run / FOLDER / CHECKPOINT, group)) is not None:
-        groups, whose = found.groups, f"the checkpoint in {run}"
+    if groups is None and not fresh:
+        copy = copy_of(config, run / FOLDER, group)
+        found = newest(run / FOLDER / CHECKPOINT, group) if copy is None else copy.newest()
+        if found is not None:
+            groups, whose = found.groups, f"the checkpoint in {run}"
     groups = group.world if groups is None else groups
     if groups < group.world:
         raise ArgumentError(
@@ -36,6 +43,5 @@ def require_same(config: EmbedConfig, buckets: Buckets, group: Group) -> None:
     Raises:
         ArgumentError: They differ in what it names.
     """
-    group.require_same(
-        {**asdict(config), "buckets": buckets.manifest.digest(), "run": str(buckets.path.parent)}
-    )
+    plain = asdict(replace(config, checkpoint_copy=None))
+    group.require_same({**plain, "buckets": buckets.manifest.digest(), "run": str(buckets.path.parent)})

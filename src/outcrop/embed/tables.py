@@ -28,6 +28,7 @@ from outcrop.errors import ChecksumError, FormatError
 from outcrop.rows.rings import RingFile
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
+from outcrop.store.remote import FileRange
 
 FILE = "tables.bin"
 NOWHERE, ELSEWHERE = -1, -2  # places: never written; in the file of another process
@@ -121,6 +122,10 @@ class Table:
         """Lets a checkpoint name what was written last from now on."""
         self._kept = list(self.places)
 
+    def is_kept(self, part: int) -> bool:
+        """Tells whether a slice is where the last checkpoint names it."""
+        return self.places[part] == self._kept[part]
+
     def clear(self) -> None:
         """Forgets a table that nothing names; takes the space of a new one.
 
@@ -174,6 +179,12 @@ class Table:
             return None
         assert self.places[part] != ELSEWHERE, f"slice {part} is in the file of another process"
         return self._offset(part, self.places[part])
+
+    def stored_at(self, part: int) -> FileRange:
+        """Returns where in the file a slice is that was written."""
+        offset = self._place(part)
+        assert offset is not None, f"slice {part} was never written"
+        return FileRange(self.path, offset, self.slab_bytes)
 
     def _are_places(self, places: list[int]) -> bool:
         return set(places) <= {NOWHERE, 0, 1}

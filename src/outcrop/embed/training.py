@@ -26,6 +26,7 @@ from outcrop.device.budget import DeviceBudget
 from outcrop.embed.buckets import Buckets
 from outcrop.embed.buffer import Buffer, SwapRecord
 from outcrop.embed.checkpoint import CHECKPOINT, FOLDER, FORMAT, VERSION, Checkpoint, Position, newest
+from outcrop.embed.checkpoint_copy import copy_of
 from outcrop.embed.edges import TrainingEdges
 from outcrop.embed.files import ProcessTable, TableState
 from outcrop.embed.gpu import GpuBuffer, GpuStepper
@@ -36,7 +37,7 @@ from outcrop.embed.schedule import Schedule, TrainUnit, key_pair
 from outcrop.embed.scores import score_function
 from outcrop.embed.step import Relations, Stepper, stride
 from outcrop.embed.tables import FILE, RowShape, SlotTable, Start, Table, slab_rows
-from outcrop.errors import ArgumentError, FormatError, NumericError
+from outcrop.errors import ArgumentError, FormatError, NumericError, renaming
 from outcrop.runtime import memory_tables
 from outcrop.runtime.keyed_random import key_of
 from outcrop.runtime.runtime import Runtime
@@ -229,14 +230,17 @@ class EmbeddingTrainer:
             starts = buckets.starts(runtime)
             self.schedule = Schedule(rounds, buckets.slices, starts, config.seed, config.sweeps)
             self.relations = make_relations(buckets, config, runtime)
-        found = None if fresh else newest(self._path, self._group)
+        copy = self._copy = copy_of(config, self.folder, self._group)
+        found = None if fresh else self._newest()
         with ExitStack() as refused:  # until nothing more can be: a table that was not there goes again
             with together("taking the checkpoint", patient=True):
                 self._place = _place(device, swaps, buckets, config, self.relations, runtime)
                 self._stepper = self._place.stepper
                 stored = None if found is None else self._restore(found)
             self.resumed = None if found is None else self._at.epoch
-            self._tables = ProcessTable(self.folder, stored, self._open, self._group, refused)
+            if copy is not None:
+                stored = copy.take_over(stored)
+            self._tables = ProcessTable(self.folder, stored, self._open, self._group, refused, copy)
             self.table = self._tables.table
             if stored is not None:
                 self._begin_table()
@@ -254,6 +258,9 @@ class EmbeddingTrainer:
                 self._moves.begin()
             if stored is None:  # not before everything else is there
                 self._begin_table()
+            self._copy_first = copy is not None and copy.begin(
+                self.table, fresh=fresh, fetched=self._tables.fetched
+            )
             refused.pop_all()
         self._counts = np.zeros(buckets.division.parts**2, np.int64)
         self._spans: list[Span] = []
@@ -284,8 +291,18 @@ class EmbeddingTrainer:
         config = {k: v for k, v in self.config.as_stored().items() if k not in _FREE_FIELDS}
         return {**config, "buckets digest": self.buckets.manifest.digest()}
 
+    def _newest(self) -> Checkpoint | None:
+        """Returns the checkpoint to go on from, if there is one."""
+        return newest(self._path, self._group) if self._copy is None else self._copy.newest()
+
     def _restore(self, found: Checkpoint) -> TableState:
         """Takes over what a checkpoint has, but for the table; says where that is."""
+        with ExitStack() as naming:
+            if self._copy is not None and self._copy.is_origin:
+                naming.enter_context(renaming(str(self.folder), self._copy.uri))
+            return self._taken(found)
+
+    def _taken(self, found: Checkpoint) -> TableState:
         require_equal(self._path, found.meta.get("identity", {}), self._identity())
         try:
             if self.relations is not None:
@@ -293,13 +310,11 @@ class EmbeddingTrainer:
             self._at = Position.of_stored(found.meta)
             self._step = self._at.step
             self.records = [EpochRecord(**record) for record in found.meta["records"]]
-            return TableState.of_stored(found.meta["table"])
-        except FormatError:  # says what is wrong itself
-            raise
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(
                 f"{self._path} lacks or garbles a field ({error}): train again with --fresh"
             ) from None
+        return TableState.of_checkpoint(found, self._path)
 
     def _save(self, at: Position) -> None:
         """Puts the state at ``at`` on disk."""
@@ -322,6 +337,9 @@ class EmbeddingTrainer:
             plain = json.loads(json.dumps(meta))
             group.once_a_machine(lambda: write_tensors(self._path, FORMAT, VERSION, tensors, plain))
             self._tables.keep(table)
+            if self._copy is not None:
+                with self.runtime.trace.span("embed.copy"):
+                    self._copy.push(self.table)
         self._at = at
         self._saved = time.monotonic()
 
@@ -341,6 +359,8 @@ class EmbeddingTrainer:
         """
         progress, epochs, edges = self.runtime.progress, self.config.epochs, self.schedule.num_edges
         self._saved = time.monotonic()
+        if self._copy_first:
+            self._save(self._at)
         with self.runtime.task("embed", epochs * edges, "edges"):
             progress.advance("embed", min(self._at.epoch, epochs) * edges)
             for epoch in range(self._at.epoch, epochs):

@@ -48,9 +48,9 @@ class IndexedObjects:
 
     def __init__(self, remote: RemoteFolder, names: Sequence[str], remedy: str):
         self._remote, self._remedy = remote, remedy
-        self._ours = re.compile(
-            "|".join(re.escape(_object(name, "?")).replace(r"\?", _DIGEST) for name in names)
-        )
+        objects = (re.escape(_object(name, "?")).replace(r"\?", _DIGEST) for name in names)
+        # Also those of which a killed process has written a part, in a folder of this machine.
+        self._ours = re.compile(rf"\.?({'|'.join(objects)})(\.part)?")
 
     def read(self) -> bytes:
         """Returns the index; empty where there is none."""
