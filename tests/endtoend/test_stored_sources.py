@@ -229,6 +229,27 @@ def test_a_graph_is_made_for_a_store(source: Path, store: Store, tmp_path: Path)
     assert graph_in(tmp_path / "back.oc") == graph_in(imported(f"arrays:{source}", tmp_path / "w.oc"))
 
 
+def test_python_makes_a_graph_for_a_store(source: Path, store: Store, tmp_path: Path) -> None:
+    """Of files, and of objects in memory."""
+    uri, want = store("made/g.oc"), imported(f"arrays:{source}", tmp_path / "want.oc")
+    made = oc.import_graph(f"arrays:{source}", uri, progress=False)
+    assert made.digest() == oc.open_graph(want).digest()
+    assert "secret" not in str(made.path)
+    oc.fetch(uri, tmp_path / "back.oc", observer=QUIET)
+    assert graph_in(tmp_path / "back.oc") == graph_in(want)
+    assert not list((tmp_path / "cache").rglob("*.bin"))
+    with pytest.raises(
+        FormatError, match="no folder of this machine: bring it here first, with outcrop fetch"
+    ):
+        oc.open_graph(made.path)
+    edges = {"edges": np.array([[0, 1], [1, 2]])}
+    with pytest.raises(ArgumentError, match="holds an artifact: choose another place, or replace it"):
+        oc.import_graph(edges, uri, progress=False)
+    assert oc.import_graph(edges, uri, overwrite=True, progress=False).num_nodes == 3
+    oc.fetch(uri, tmp_path / "back.oc", overwrite=True, observer=QUIET)
+    assert graph_in(tmp_path / "back.oc") == graph_in(imported(edges, tmp_path / "small.oc"))
+
+
 def test_what_makes_folders_refuses_uris(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,8 +258,6 @@ def test_what_makes_folders_refuses_uris(
     graph = imported(f"arrays:{source}", tmp_path / "g.oc")
     uri = "s3://bucket/my.oc"
     for make in (
-        lambda: imported(f"arrays:{source}", uri),  # type: ignore[arg-type]
-        lambda: oc.import_graph({"edges": np.array([[0, 1]])}, uri, progress=False),
         lambda: oc.generate_graph(Path(uri), oc.GenerateConfig(nodes=10, edges=20), progress=False),
         lambda: oc.prepare(graph, uri, sampling=oc.SampleConfig(fanouts=(2,)), observer=QUIET),
     ):

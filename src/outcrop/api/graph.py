@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from outcrop.api.old_keywords import accepts_old_keywords, merged, named
 from outcrop.config import GenerateConfig, ImportConfig, Size
 from outcrop.config.declared import checks_arguments
+from outcrop.config.places import is_uri
 from outcrop.errors import ArgumentError
 from outcrop.importing import once, stripe
 from outcrop.importing.sources.objects import splits_by_name
+from outcrop.importing.staging import made_for
 from outcrop.runtime.progress import Progress, SilentProgress, shows_progress
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph, open_graph
+from outcrop.store.remote import without_keys
 from outcrop.store.stripes import Stripe
 from outcrop.store.triples import Triples, open_triples
 
@@ -86,7 +90,8 @@ def import_graph(
             ``dgl:FILE``, ``tables:DIR``, ``ntriples:FILE``. Or a PyG ``Data`` or ``HeteroData``, a SciPy sparse
             matrix, a NetworkX graph, a table of edges (Arrow, Polars, pandas, DuckDB), an array ``[E, 2]`` or
             ``[2, E]`` of edges; or a dict of parts, named as ``features`` to ``nodes`` below, with ``edges``.
-        out: Folder of the graph to make.
+        out: Folder of the graph to make, or a URI (s3://BUCKET/FOLDER, gs://, abfs://, hdfs://, file:///FOLDER): it is
+            then made in the user's cache folder, uploaded, and removed there.
         config: What becomes of duplicates, loops, types, labels and splits (:class:`outcrop.ImportConfig`).
         features: Numbers ``[N, D]``: array, tensor, sparse matrix, or table (with a column ``id`` in any order). For
             NetworkX the name of a node attribute, or a list of names.
@@ -101,8 +106,9 @@ def import_graph(
         progress: Whether to show progress (:mod:`outcrop.runtime.progress`), or a receiver of it.
 
     Returns:
-        The graph. Its ``notes`` say what was left out (columns without a meaning here) and what was changed; where
-        progress is shown, they are printed to standard error, too.
+        The graph; one at a URI has its counts and types, and :func:`outcrop.fetch` brings its arrays. Its ``notes``
+        say what was left out (columns without a meaning here) and what was changed; where progress is shown, they are
+        printed to standard error, too.
 
     Raises:
         ArgumentError: Parts contradict each other or the options; or ``out`` is taken.
@@ -112,11 +118,15 @@ def import_graph(
     """
     parts = {"features": features, "labels": labels, "edge_weight": edge_weight, "nodes": nodes}
     parts |= splits_by_name(splits) if isinstance(splits, Mapping) else {"splits": splits}
-    done = once.import_graph(
-        _with_parts(source, parts), out, config or ImportConfig(), memory, overwrite, progress
-    )
-    graph = open_graph(out)
+    with ExitStack() as closing:
+        folder = closing.enter_context(made_for(str(out), overwrite, progress)) if is_uri(out) else out
+        done = once.import_graph(
+            _with_parts(source, parts), folder, config or ImportConfig(), memory, overwrite, progress
+        )
+        graph = open_graph(folder)
     graph.notes = done.notes
+    if is_uri(out):
+        graph.path = Path(without_keys(str(out)))
     if not isinstance(progress, SilentProgress):
         for note in graph.notes:
             print(f"note: {note}", file=sys.stderr)
