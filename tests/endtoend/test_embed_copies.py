@@ -16,7 +16,7 @@ import outcrop as oc
 from embed_processes import GROUPS, assert_equal, scripted, trained
 from embed_support import knowledge_graph, random_triples, table_of
 from outcrop.embed.checkpoint import CHECKPOINT, FOLDER
-from outcrop.errors import ArgumentError, ChecksumError, FormatError
+from outcrop.errors import ArgumentError, BudgetError, ChecksumError, FormatError
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import objects
 from outcrop.store.remote import RemoteFolder
@@ -330,6 +330,22 @@ def test_what_was_damaged_on_disk_is_not_copied(run: Path, want_of_one: Any, sto
     found = train(run, uri, 3)
     assert found.resumed_epoch == 1
     assert_same(learned(run, found), want_of_one)
+
+
+def test_fetching_takes_no_more_memory_than_training(graph: Path, run: Path, tmp_path: Path) -> None:
+    def trained_in(memory: int, folder: Path, epochs: int) -> Any:
+        config = oc.EmbedConfig(
+            dim=400, epochs=epochs, negatives=20, chunk=16, batch=64, checkpoint_copy=tmp_path / "copy"
+        )
+        return oc.embed_train(folder, config, memory=memory, observer=QUIET)
+
+    with pytest.raises(BudgetError, match=r"the smallest budget that can is \d+ bytes") as caught:
+        trained_in(100_000, run, 2)
+    (smallest,) = re.findall(r"smallest budget that can is (\d+) bytes", str(caught.value))
+    trained_in(int(smallest), run, 1)
+    found = trained_in(int(smallest), prepare(graph, tmp_path / "other"), 2)
+    assert found.resumed_epoch == 1
+    assert found.peak_host_bytes <= int(smallest)
 
 
 @only_file
