@@ -142,7 +142,14 @@ def test_what_moved_from_process_to_process_is_copied_when_it_changes(
 @only_file
 @pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize(
-    "step", ["send 3", "send 21", "publish 0", "publish 2", "note 2", "note 3", "remove 0", "remove 5"]
+    "step",
+    [
+        *("send 21", "publish 2", "note 2"),
+        *(
+            pytest.param(step, marks=pytest.mark.slow)
+            for step in ("send 3", "publish 0", "note 3", "remove 0", "remove 5")
+        ),
+    ],
 )
 def test_killed_while_it_copies(
     run: Path, want: dict[str, Any], store: Store, renewed: Callable[[], Path], step: str, lost: bool
