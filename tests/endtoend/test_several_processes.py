@@ -35,21 +35,45 @@ for count in (1, 2, 3, 4, 5, 64, 1001):
     assert torch.equal(found, want), (rank, count)
     assert torch.equal(ordered_sum(gradient(rank, count).view(1, -1)), want)
 
-sends, given = distributed.isend, []
+# In a group of some ranks, while a message of the user's own is awaited there.
+some = list(range(1, world)) or [0]
+part = distributed.new_group(some)
+if rank in some:
+    following, previous = some[rank % len(some)], some[(rank - 2) % len(some)]
+    own, message = torch.full((3,), float(rank)), torch.zeros(3)
+    if following != rank:
+        awaited = distributed.irecv(message, previous, group=part)
+    want = gradient(some[0], 11)
+    for other in some[1:]:
+        want = want + gradient(other, 11)
+    assert torch.equal(ordered_sum(gradient(rank, 11), part), want)
+    if following != rank:
+        distributed.isend(own, following, group=part).wait()
+        awaited.wait()
+        assert message.tolist() == [float(previous)] * 3
 
-def sent(tensor, to, group):
-    assert to != rank
+sends, receives, given, said = distributed.isend, distributed.irecv, [], []
+
+def sent(tensor, **to):
+    assert to["group_dst"] != rank
     given.append(tensor.numel() * tensor.element_size())
-    return sends(tensor, to, group=group)
+    said.append("send")
+    return sends(tensor, **to)
 
-distributed.isend = sent
+def received(tensor, **by):
+    said.append("receive")
+    return receives(tensor, **by)
+
+distributed.isend, distributed.irecv = sent, received
 for count in (1, 5, 64):
     for most in (1, 2, 3):
         order = [(r, place) for place in range(most) for r in range(world)][: world * most - 1] or [(0, 0)]
-        given.clear()
+        given.clear(), said.clear()
         ordered_sum_of(torch.ones(most, count, dtype=torch.float64), order)
         rows = sum(r == rank for r, _ in order)
         assert sum(given) == sent_bytes(count, 8, rows, world), (rank, count, most)
+        # What is asked for after something was sent comes after it: the ranks would take turns.
+        assert said == sorted(said), (rank, count, most, said)
 distributed.destroy_process_group()
 print("equal")
 """
@@ -105,7 +129,7 @@ print("equal")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
 def test_sums_are_in_the_order_of_ranks(tmp_path: Path, world: int) -> None:
     """Numbers of many sizes, whose sum depends on the order."""
     assert_equal_in_all(SUMS, world, tmp_path)

@@ -18,7 +18,10 @@ from torch import Tensor, distributed
 from torch.futures import Future
 
 if TYPE_CHECKING:
-    from torch.distributed import GradBucket, ProcessGroup  # pyright: ignore[reportPrivateImportUsage]
+    from torch.distributed import GradBucket, ProcessGroup, Work  # pyright: ignore[reportPrivateImportUsage]
+
+# Tags of messages, which no others of a user's group have.
+_PIECES, _TOTALS = 21_317, 21_318
 
 
 def ordered_sum(own: Tensor, group: ProcessGroup | None = None) -> Tensor:
@@ -53,38 +56,96 @@ def ordered_sum_of(
     padded = F.pad(own[used[rank]], (0, world * size - count))
     pieces = padded.view(counts[rank], world, size).transpose(0, 1).reshape(-1)  # those of each rank together
     parts = torch.empty(sum(counts) * size, dtype=own.dtype, device=own.device)
-    exchange = _exchange_at_once if own.device.type == "cpu" else _exchange_together
-    exchange(pieces.split([counts[rank] * size] * world), parts.split([n * size for n in counts]), group)
-    first = [sum(counts[:owner]) for owner in range(world)]
-    rows = iter(parts.view(-1, size)[first[owner] + used[owner].index(place)] for owner, place in order)
-    total = next(rows).clone()
-    for row in rows:
-        total += row
     found = torch.empty(world * size, dtype=own.dtype, device=own.device)
-    exchange([total] * world, found.split(size), group)
+    of_rank = parts.split([n * size for n in counts])
+    exchange = _Messages if own.device.type == "cpu" else _Collectives
+    under_way = exchange(pieces.split([counts[rank] * size] * world), of_rank, found, group)
+    total: Tensor | None = None
+    for owner, place in order:
+        under_way.wait_for(owner)
+        row = of_rank[owner].view(-1, size)[used[owner].index(place)]
+        total = row.clone() if total is None else total.add_(row)
+    assert total is not None
+    under_way.gather(total)
     return found[:count]
 
 
-def _exchange_at_once(going: Sequence[Tensor], coming: Sequence[Tensor], group: ProcessGroup | None) -> None:
-    """Sends ``going[r]`` to each rank r, and receives what it sends into ``coming[r]``; all at once.
+class _Messages:
+    """Exchanges tensors on the CPU: each process sends its own to each other, and all of them at once.
 
-    The collectives of gloo take 1.6 times as long over a slow wire: they do not keep both its directions busy (torch
-    2.13, scripts/wire.py).
+    It asks for everything that it will receive before it sends anything. Two ranks of gloo have one connection, over
+    which one says that it is ready to receive a tensor; only then the other sends it. Said later, that waits behind
+    what goes the same way, and the ranks take turns: so do gloo's collectives, which need up to 1.8 times as long
+    (torch 2.13; docs/measured.md, two machines on a wire). Tensors are held by this object alone, not by a thread of
+    gloo (:func:`wait_until_let_go`).
+
+    Args:
+        pieces: What goes to each rank.
+        parts: What each rank sends to this one; filled once :meth:`wait_for` has returned for it.
+        found: What :meth:`gather` fills, of equal parts for each rank.
+        group: Process group; None: the default one.
     """
-    world, rank = distributed.get_world_size(group), distributed.get_rank(group)
-    others = [(rank + step) % world for step in range(1, world)]  # not all to the same one at first
-    of = [other if group is None else distributed.get_global_rank(group, other) for other in range(world)]
-    work = [distributed.irecv(coming[r], of[r], group=group) for r in others if coming[r].numel()]
-    work += [distributed.isend(going[r], of[r], group=group) for r in others if going[r].numel()]
-    coming[rank].copy_(going[rank])
-    for one in work:
-        assert one is not None
-        one.wait()
+
+    def __init__(
+        self, pieces: Sequence[Tensor], parts: Sequence[Tensor], found: Tensor, group: ProcessGroup | None
+    ):
+        self._group = group
+        self._rank, self._world = distributed.get_rank(group), distributed.get_world_size(group)
+        self._totals = found.chunk(self._world)
+        self._coming = self._receive(parts, _PIECES)
+        self._coming_totals = self._receive(self._totals, _TOTALS)
+        self._going = self._send(pieces, _PIECES)
+        parts[self._rank].copy_(pieces[self._rank])
+
+    def wait_for(self, rank: int) -> None:
+        """Waits until what ``rank`` sends to this one is there."""
+        if (work := self._coming.pop(rank, None)) is not None:
+            work.wait()
+
+    def gather(self, total: Tensor) -> None:
+        """Sends ``total`` to all, and waits for theirs, and until all is sent."""
+        self._going += self._send([total] * self._world, _TOTALS)
+        self._totals[self._rank].copy_(total)
+        for work in (*self._coming_totals.values(), *self._going):
+            work.wait()
+
+    @property
+    def _others(self) -> list[int]:
+        """Lists the other ranks, so that not all send to the same one at first."""
+        return [(self._rank + step) % self._world for step in range(1, self._world)]
+
+    def _receive(self, into: Sequence[Tensor], tag: int) -> dict[int, Work]:
+        started = {
+            rank: distributed.irecv(into[rank], group=self._group, tag=tag, group_src=rank)
+            for rank in self._others
+            if into[rank].numel()
+        }
+        return {rank: work for rank, work in started.items() if work is not None}
+
+    def _send(self, tensors: Sequence[Tensor], tag: int) -> list[Work]:
+        started = [
+            distributed.isend(tensors[rank], group=self._group, tag=tag, group_dst=rank)
+            for rank in self._others
+            if tensors[rank].numel()
+        ]
+        return [work for work in started if work is not None]
 
 
-def _exchange_together(going: Sequence[Tensor], coming: Sequence[Tensor], group: ProcessGroup | None) -> None:
-    """Does what :func:`_exchange_at_once` does with a collective, which NCCL has for tensors on a device."""
-    distributed.all_to_all(list(coming), list(going), group=group)
+class _Collectives:
+    """Does what :class:`_Messages` does by collectives, which NCCL has for tensors on a device."""
+
+    def __init__(
+        self, pieces: Sequence[Tensor], parts: Sequence[Tensor], found: Tensor, group: ProcessGroup | None
+    ):
+        self._found, self._group = found, group
+        distributed.all_to_all(list(parts), list(pieces), group=group)
+
+    def wait_for(self, rank: int) -> None:
+        """Does nothing: all parts are there."""
+
+    def gather(self, total: Tensor) -> None:
+        gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+        gather(self._found, total, group=self._group)
 
 
 def sent_bytes(elements: int, element_bytes: int, rows: int, world: int) -> int:
