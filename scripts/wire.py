@@ -5,7 +5,8 @@
 
 Two processes train, and a Ray cluster of two machines prepares. Bytes of the wire are those that its devices count;
 they are compared with the formulas (docs/several-processes.md), seconds of exchanging gradients with bytes by rate, and
-with what gloo takes for the same bytes alone, which does not keep both directions of the wire busy.
+with what gloo takes for the same bytes alone, in messages as they are exchanged and in collectives, which do not keep
+both directions of the wire busy.
 What Ray sends of itself is measured while it has nothing to do, and by preparing a run of almost no rows.
 """
 
@@ -51,15 +52,29 @@ ALONE = """
 import json, sys, time, torch
 from torch import distributed
 
-rank, address, count, steps = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+rank, address, count, steps, how = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
 distributed.init_process_group("gloo", init_method=f"tcp://{address}:29501", rank=rank, world_size=2)
-own, parts, total = torch.ones(2 * count), torch.empty(2 * count), torch.ones(count)
+own, parts, total, found = torch.ones(2 * count), torch.empty(2 * count), torch.ones(count), torch.empty(2 * count)
+
+def messages():
+    other = 1 - rank
+    coming = distributed.irecv(parts.chunk(2)[other], other)
+    coming_total = distributed.irecv(found.chunk(2)[other], other)
+    going = distributed.isend(own.chunk(2)[other], other)
+    coming.wait()
+    going_total = distributed.isend(total, other)
+    for one in (coming_total, going, going_total):
+        one.wait()
+
+def collectives():
+    distributed.all_to_all_single(parts, own, [count, count], [count, count])
+    distributed.all_gather_into_tensor(found, total)
+
 seconds = []
 for _ in range(steps):
     distributed.barrier()
     begin = time.perf_counter()
-    distributed.all_to_all_single(parts, own, [count, count], [count, count])
-    distributed.all_gather_into_tensor(own, total)
+    {"messages": messages, "collectives": collectives}[how]()
     seconds.append(time.perf_counter() - begin)
 distributed.barrier()
 distributed.destroy_process_group()
@@ -67,13 +82,17 @@ print(json.dumps(seconds))
 """
 
 
-def gloo_alone(machines: Sequence[Machine], elements: int, steps: int) -> float:
-    """Returns the median seconds of the two collectives of a step, one batch of each process, and nothing else."""
+def gloo_alone(machines: Sequence[Machine], elements: int, steps: int, how: str) -> float:
+    """Returns the median seconds of what a step exchanges, one batch of each process, and nothing else.
+
+    Args:
+        how: ``messages``, as :func:`outcrop.runtime.ordered.ordered_sum_of` has them, or ``collectives``.
+    """
     running = [
         subprocess.Popen(
             machine.command(
                 *(sys.executable, "-W", "ignore", "-c", ALONE),
-                *(str(rank), machines[0].address, str(-(-elements // 2)), str(steps)),
+                *(str(rank), machines[0].address, str(-(-elements // 2)), str(steps), how),
             ),
             env={**os.environ, "GLOO_SOCKET_IFNAME": machine.device, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
@@ -155,7 +174,9 @@ def train(machines: Sequence[Machine], folder: Path) -> dict[str, Any]:
     wire = [after - was for after, was in zip(sent(machines), before, strict=True)]
     elements = sum(value.numel() for value in read_checkpoint(folder / "ckpt" / LAST).model.values())
     steps = BATCHES // 2
-    alone = steps * gloo_alone(machines, elements, 3 * steps)
+    alone = {
+        how: steps * gloo_alone(machines, elements, 3 * steps, how) for how in ("messages", "collectives")
+    }
     epoch_bytes, rate = steps * sent_bytes(elements, 4, 1, 2), parse_rate(RATE)
     ranks = [
         epoch["ranks"]["exchange_seconds"]
@@ -319,12 +340,14 @@ def main() -> None:
         done = prepare(machines, Path(folder))
     large = sorted(done["runs"]["large"], key=lambda one: one["wire_of_moved"])[PREPARINGS // 2]
     wire, exchange = max(trained["wire_bytes"]), trained["median_exchange_seconds"]
+    alone = trained["gloo_alone_seconds"]
     formula = {name: large[f"{name}_bytes"] for name in ("formula", "moved")}
     compared = (
         ("training: bytes of a process", trained["formula_bytes"], wire, ",.0f"),
         ("training: seconds of exchange in an epoch", trained["formula_seconds"], exchange, ".2f"),
         ("the same, of the bytes on the wire", wire / EPOCHS / parse_rate(RATE), exchange, ".2f"),
-        ("the same, of what gloo takes alone", trained["gloo_alone_seconds"], exchange, ".2f"),
+        ("the same, of messages of gloo alone", alone["messages"], exchange, ".2f"),
+        ("the same, of collectives of gloo alone", alone["collectives"], exchange, ".2f"),
         ("preparing: rows between machines", formula["formula"], large["rows_bytes_sent"], ",.0f"),
         ("preparing: rows and ids, on the wire", formula["moved"], large["wire_beside_idle"], ",.0f"),
         ("the same, less what Ray sends for few rows", formula["moved"], large["wire_beside_own"], ",.0f"),
