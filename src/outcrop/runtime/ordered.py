@@ -75,7 +75,7 @@ class _Messages:
 
     It asks for everything that it will receive before it sends anything. Two ranks of gloo have one connection, over
     which one says that it is ready to receive a tensor; only then the other sends it. Said later, that waits behind
-    what goes the same way, and the ranks take turns: so do gloo's collectives, which need up to 1.8 times as long
+    what goes the same way, and the ranks take turns: so do gloo's collectives, which need 1.5 times as long
     (torch 2.13; docs/measured.md, two machines on a wire). Tensors are held by this object alone, not by a thread of
     gloo (:func:`wait_until_let_go`).
 
