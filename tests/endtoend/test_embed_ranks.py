@@ -184,3 +184,16 @@ def test_processes_rank_what_one_does(run: Path) -> None:
         found.append(json.loads(out.read_text()))
     assert found[0] == found[1]
     assert found[0]["edges"] == 2 * open_buckets(run).count("test")
+
+
+def test_slices_without_edges_move(tmp_path: Path) -> None:
+    """They were never written before another process needs them."""
+    graph = knowledge_graph(tmp_path, Runtime(), train=random_triples(64, 6, 12))
+    tables = []
+    for world in (1, 2):
+        run = tmp_path / f"run{world}"
+        oc.embed_prepare(graph, run, oc.BucketConfig(4, slices=1), progress=False)
+        trained(world, run, groups=2)
+        tables.append(table_of(run, Runtime()))
+    for one, other in zip(*tables, strict=True):
+        np.testing.assert_array_equal(one, other)

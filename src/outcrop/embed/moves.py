@@ -18,7 +18,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from outcrop.embed.tables import Move, Table
+import outcrop._core as _core
+from outcrop.embed.tables import NOWHERE, Move, Table
 from outcrop.errors import ChecksumError
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
@@ -185,7 +186,10 @@ class SliceMoves:
     def _send(self) -> _Job:
         one, other = self._leaving, self._arriving
         if one is not None:
-            self._note(self._going)[:] = one.part, self._source(one.part).checksums[one.part]
+            table = self._source(one.part)
+            made = table.places[one.part] == NOWHERE  # its rows were made just now: there is no checksum of them yet
+            checksum = _core.crc32c(self._slab(self._going)) if made else table.checksums[one.part]
+            self._note(self._going)[:] = one.part, checksum
         return self._group.pass_on(
             None if one is None else (torch.from_numpy(self._going), one.target),
             None if other is None else (torch.from_numpy(self._coming), other.source),
