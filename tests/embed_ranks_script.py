@@ -13,6 +13,8 @@ from outcrop.store.remote import RemoteFolder
 RUN, GROUPS, UNITS = sys.argv[1:]
 RANK, WRONG = int(os.environ.get("RANK", "0")), os.environ.get("WRONG", "")
 COPY = os.environ.get("COPY", "")
+if "MACHINES" in os.environ:  # each process is taken for a machine
+    os.environ["GROUP_RANK"] = str(RANK)
 train, count = training.EmbeddingTrainer._train, 0
 
 

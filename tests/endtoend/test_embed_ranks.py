@@ -10,11 +10,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import outcrop as oc
 from embed_processes import GROUPS, LEARN, assert_equal, ended, scripted, torchrun, trained
-from embed_support import knowledge_graph, random_triples
+from embed_support import knowledge_graph, random_triples, table_of
 from outcrop.embed.buckets import open_buckets
 from outcrop.embed.checkpoint import CHECKPOINT, FOLDER
 from outcrop.embed.rounds import tournament
@@ -146,6 +147,13 @@ def test_what_is_wrong_in_one_process_ends_all(run: Path, world: int, wrong: str
         assert "outcrop.errors.NumericError: epoch 0: the loss is nan" in done.stderr
         said = "outcrop.errors.RankError: rank 1 of .* failed, and training ended: NumericError: epoch 0: the loss"
         assert len(re.findall(said, done.stderr)) == world - 1, done.stderr
+
+
+def test_machines_that_see_one_folder_keep_one_checkpoint(run: Path, want: dict[str, Any]) -> None:
+    """None replaces the file while another does."""
+    done = scripted(4, run, MACHINES="1")
+    assert done.returncode == 0, done.stderr
+    assert_equal(trained(1, run), want)
 
 
 def test_impossible_processes(run: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from outcrop.errors import OutcropError
 from outcrop.runtime.group import Group
 from outcrop.store.tensors import read_tensors
 
@@ -58,6 +59,14 @@ class Checkpoint:
         identity = self.meta.get("identity")
         found = identity.get("groups") if isinstance(identity, dict) else None
         return found if isinstance(found, int) else 1
+
+
+def is_there(path: Path, meta: dict[str, Any]) -> bool:
+    """Tells whether a checkpoint with this ``meta`` is there, as where another machine that sees it has written it."""
+    try:
+        return read_tensors(path, FORMAT, VERSION)[1].items() >= meta.items()
+    except OutcropError:
+        return False
 
 
 def newest(path: Path, group: Group) -> Checkpoint | None:

@@ -187,7 +187,9 @@ class SliceMoves:
         one, other = self._leaving, self._arriving
         if one is not None:
             table = self._source(one.part)
-            made = table.places[one.part] == NOWHERE  # its rows were made just now: there is no checksum of them yet
+            made = (
+                table.places[one.part] == NOWHERE
+            )  # its rows were made just now: there is no checksum of them yet
             checksum = _core.crc32c(self._slab(self._going)) if made else table.checksums[one.part]
             self._note(self._going)[:] = one.part, checksum
         return self._group.pass_on(

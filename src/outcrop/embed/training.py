@@ -25,7 +25,16 @@ from outcrop.device import gpu_named, resolve
 from outcrop.device.budget import DeviceBudget
 from outcrop.embed.buckets import Buckets
 from outcrop.embed.buffer import Buffer, SwapRecord
-from outcrop.embed.checkpoint import CHECKPOINT, FOLDER, FORMAT, VERSION, Checkpoint, Position, newest
+from outcrop.embed.checkpoint import (
+    CHECKPOINT,
+    FOLDER,
+    FORMAT,
+    VERSION,
+    Checkpoint,
+    Position,
+    is_there,
+    newest,
+)
 from outcrop.embed.checkpoint_copy import copy_of
 from outcrop.embed.edges import TrainingEdges
 from outcrop.embed.files import ProcessTable, TableState
@@ -335,7 +344,11 @@ class EmbeddingTrainer:
                 "table": table.stored(),
             }
             plain = json.loads(json.dumps(meta))
-            group.once_a_machine(lambda: write_tensors(self._path, FORMAT, VERSION, tensors, plain))
+            for first in dict.fromkeys(group.gather(group.first_of_machine)):
+                # One after the other: machines that see one folder would replace the same file.
+                with group.together("writing a checkpoint", patient=True):
+                    if group.rank == first and not is_there(self._path, plain):
+                        write_tensors(self._path, FORMAT, VERSION, tensors, plain)
             self._tables.keep(table)
             if self._copy is not None:
                 with self.runtime.trace.span("embed.copy"):
