@@ -25,6 +25,9 @@ SMALL_BYTES = 64 << 20  # of manifests and the like
 _WITH_FOLDERS = ("local", "hdfs", "abfs")  # others have names with slashes
 _COPY_BYTES = 8 << 20
 _TRIES, _FIRST_WAIT_S = 4, 0.2
+# What stands before the last @ of a host; and a key that should have its slashes as %2F.
+_KEYS = re.compile(r"//(?:[^/]*@|[^/:@]*:(?!\d*/)[^@]*@)")
+_OPEN_OPTIONS = ("blob_storage_authority", "dfs_storage_authority", "enable_tls", "credential_kind")
 
 
 class FileState(NamedTuple):
@@ -80,9 +83,10 @@ class RemoteFolder:
             self._system: FileSystem
             self._system, path = FileSystem.from_uri(uri)
         except (ArrowInvalid, ValueError) as error:
+            why = _first_line(error).replace(uri, without_keys(uri))
             raise ArgumentError(
-                f"{without_keys(uri)} cannot be used: {_first_line(error)}; known are s3://, gs://, abfs://, hdfs:// "
-                "and file://, with %20 for a space"
+                f"{without_keys(uri)} cannot be used: {why}; known are s3://, gs://, abfs://, hdfs:// and file://, "
+                "with %20 for a space, and %2F for a slash in a key"
             ) from None
         except OSError as error:
             raise IoError(error.errno or 0, f"{without_keys(uri)}: {_first_line(error)}") from None
@@ -290,14 +294,27 @@ class RemoteFolder:
 
 
 def with_options_only(uri: str) -> str:
-    """Returns a URI with the options of its store and without keys, as it may be written to disk."""
+    """Returns a URI with the options of its store and without keys, as it may be written to disk.
+
+    A name before ``@`` that has no key stays: the container of ``abfs://``, the user of ``hdfs://``.
+    """
     plain, mark, options = uri.partition("?")
-    return without_keys(plain) + mark + options
+    named = re.match(r"([a-z]+://[^/@:]+)(:[^/@]*)?@(.*)", plain)
+    if named and (named[2] is None or plain.startswith("abfs")):
+        plain = f"{named[1]}@{named[3]}"
+    else:
+        plain = without_keys(plain)
+    if plain.startswith(
+        "abfs"
+    ):  # whose options may be secrets: client_secret, all of a shared access signature
+        kept = [one for one in options.split("&") if one.partition("=")[0] in _OPEN_OPTIONS]
+        mark, options = mark if kept else "", "&".join(kept)
+    return plain.rstrip("/") + mark + options
 
 
 def without_keys(uri: str) -> str:
     """Returns a URI as messages say it: without options of the store, and without keys."""
-    return re.sub(r"//[^/@]*@", "//", uri.partition("?")[0]).rstrip("/")
+    return _KEYS.sub("//", uri.partition("?")[0]).rstrip("/")
 
 
 def _reason(error: OSError, place: str) -> str:
