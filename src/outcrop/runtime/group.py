@@ -277,6 +277,7 @@ class RankGroup(Group):
         self._distributed, self._torch = distributed, torch
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
         self._failed = False
+        self._heard: RankError | None = None
         self._connections, self._ranks_of = WatchedConnections(), dict[End, int]()
         self._machines: list[str] = []
         # Messages go by the CPU, whatever gradients go by.
@@ -336,7 +337,9 @@ class RankGroup(Group):
     ) -> np.ndarray:
         place = zlib.crc32(where.encode())
         group = self._waiting if patient else self._said
-        found = self._gather_numbers([float(error is not None), float(place)], group)
+        # What was heard of another rank is less than an error of one's own: that is what all say.
+        failed = 0.0 if error is None else 0.5 if error is self._heard else 1.0
+        found = self._gather_numbers([failed, float(place)], group)
         if (elsewhere := np.flatnonzero(found[:, 1] != place)).size:
             self._failed = True
             raise RankError(
@@ -348,7 +351,7 @@ class RankGroup(Group):
             texts = self.gather(None if error is None else f"{type(error).__name__}: {error}")
             if error is not None:
                 raise error
-            rank = int(np.flatnonzero(found[:, 0])[0])
+            rank = int(found[:, 0].argmax())
             raise RankError(self._text_of(rank, texts[rank] or ""))
         return self._gather_numbers(numbers, group)
 
@@ -366,7 +369,8 @@ class RankGroup(Group):
             yield
         except Exception as error:
             if not self._failed:
-                self._store.set(self._alarm, self._text_of(self.rank, f"{type(error).__name__}: {error}"))
+                if error is not self._heard:
+                    self._store.set(self._alarm, self._text_of(self.rank, f"{type(error).__name__}: {error}"))
                 self.agree(where, error=error, patient=patient)
             raise
         self.agree(where, patient=patient)
@@ -380,7 +384,8 @@ class RankGroup(Group):
         self._checked = time.monotonic()
         with self._losing():
             if self._store.check([self._alarm]):
-                raise RankError(self._store.get(self._alarm).decode(errors="replace"))
+                self._heard = RankError(self._store.get(self._alarm).decode(errors="replace"))
+                raise self._heard
             if self._connections.ended():
                 raise RuntimeError("a connection has ended")
 
