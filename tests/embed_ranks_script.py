@@ -3,10 +3,12 @@
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import outcrop as oc
 from outcrop.embed import checkpoint_copy, training
+from outcrop.runtime import group
 from outcrop.store.objects import IndexedObjects
 from outcrop.store.remote import RemoteFolder
 
@@ -15,6 +17,8 @@ RANK, WRONG = int(os.environ.get("RANK", "0")), os.environ.get("WRONG", "")
 COPY = os.environ.get("COPY", "")
 if "MACHINES" in os.environ:  # each process is taken for a machine
     os.environ["GROUP_RANK"] = str(RANK)
+if WRONG == "slow":
+    group._TRANSFER_SECONDS = 1
 train, count = training.EmbeddingTrainer._train, 0
 
 
@@ -29,6 +33,10 @@ def stopping(self, epoch, unit, *more):
         if int(os.environ["KILLED_RANK"]) == RANK and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+    if RANK == 1 and WRONG == "slow" and unit.key[0] == 0 and unit.key[2] == 1:
+        for _ in range(20):
+            time.sleep(0.1)
+            self._moves.advance()
     if RANK == 1 and count == {"loss": 3, "late loss": 12}.get(WRONG):
         raise oc.errors.NumericError("epoch 0: the loss is nan")
     return train(self, epoch, unit, *more)

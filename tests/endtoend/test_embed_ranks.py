@@ -156,6 +156,13 @@ def test_machines_that_see_one_folder_keep_one_checkpoint(run: Path, want: dict[
     assert_equal(trained(1, run), want)
 
 
+@pytest.mark.slow
+def test_a_process_may_be_slower_than_the_limit_of_what_is_sent(run: Path) -> None:
+    """The other has trained its part of the round by then, and goes on sending and receiving."""
+    done = scripted(2, run, groups=2, WRONG="slow")
+    assert done.returncode == 0, done.stderr
+
+
 def test_impossible_processes(run: Path) -> None:
     for options, said in (
         (("--groups", "1"), "2 processes train, and there are 1 groups of partitions"),

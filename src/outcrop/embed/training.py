@@ -441,6 +441,7 @@ class EmbeddingTrainer:
                     changes.append((self.relations.rows - start).ravel())
             if self._moves is not None:
                 self._moves.finish(earlier=True)
+                group.wait_for_others(self._moves.advance)  # who still trains may be sending to this process
         most = 2 * -(-self.schedule.groups // group.world)
         found = group.agree("the losses of a round", [*numbers, *[0.0] * (most - len(numbers))])
         order = [(number % group.world, number // group.world) for number in range(self.schedule.groups)]

@@ -39,6 +39,7 @@ _LONG_WORK = timedelta(days=30)
 _TRANSFER_SECONDS = GONE_SECONDS + 5
 _SLOWEST_BYTES = 1e6  # a second over the network
 _HEARING_SECONDS = 1.0
+_ASKING_SECONDS = 0.01  # whether all have come
 _SEEING_SECONDS = 10.0  # until a file that one machine has made is seen by another
 
 
@@ -119,6 +120,13 @@ class Group:
             RankError: Another rank failed, or is gone.
         """
 
+    def wait_for_others(self, meanwhile: Callable[[], None]) -> None:
+        """Waits within :meth:`together` until all ranks have come here; calls ``meanwhile`` again and again.
+
+        Raises:
+            RankError: Another rank failed, or is gone.
+        """
+
     def gather(self, value: T) -> list[T]:
         """Returns the ``value`` of every rank, in the order of ranks. Values are pickled."""
         return [value]
@@ -134,7 +142,8 @@ class Group:
     def sum_rows(self, own: np.ndarray, order: Sequence[tuple[int, int]]) -> np.ndarray:
         """Returns the sum of the rows of all ranks, one after another as ``order`` has them, on each of them.
 
-        Equals ``sum(rows[rank][place] for rank, place in order)`` from left to right, to the last bit.
+        Equals ``sum(rows[rank][place] for rank, place in order)`` from left to right, to the last bit. All ranks come
+        here at the same time: what is sent has a limit of time.
 
         Args:
             own: Rows of this rank, float32 or float64 [k, n]; n is the same on all ranks.
@@ -276,7 +285,7 @@ class RankGroup(Group):
 
         self._distributed, self._torch = distributed, torch
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
-        self._failed = False
+        self._failed, self._waits = False, 0
         self._heard: RankError | None = None
         self._connections, self._ranks_of = WatchedConnections(), dict[End, int]()
         self._machines: list[str] = []
@@ -389,6 +398,21 @@ class RankGroup(Group):
             if self._connections.ended():
                 raise RuntimeError("a connection has ended")
 
+    def wait_for_others(self, meanwhile: Callable[[], None]) -> None:
+        here, asked = f"{self._alarm}/here", 0.0
+        self._waits += 1
+        with self._losing():
+            self._store.add(here, 1)
+        while True:
+            if time.monotonic() - asked > _ASKING_SECONDS:
+                asked = time.monotonic()
+                with self._losing():
+                    if self._store.add(here, 0) >= self._waits * self.world:
+                        return
+            meanwhile()
+            self.check_others()
+            time.sleep(_ASKING_SECONDS / 20)
+
     def gather(self, value: T) -> list[T]:
         found: list[Any] = [None] * self.world
         with self._losing():
@@ -398,8 +422,9 @@ class RankGroup(Group):
     def sum_rows(self, own: np.ndarray, order: Sequence[tuple[int, int]]) -> np.ndarray:
         from outcrop.runtime.ordered import ordered_sum_of
 
+        by = self.for_transfers((len(order) + 1) * own.shape[1] * own.itemsize)
         with self._losing():
-            return ordered_sum_of(self._torch.from_numpy(own), order, self._waiting).numpy()
+            return ordered_sum_of(self._torch.from_numpy(own), order, by).numpy()
 
     def pass_on(self, own: tuple[Tensor, int] | None, other: tuple[Tensor, int] | None) -> Handover:
         (going, sent), (coming, received) = self._part(own), self._part(other)
