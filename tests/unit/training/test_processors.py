@@ -40,6 +40,11 @@ def train(folder: Path, epochs: int, on_choice: Callable[[str], None] | None) ->
     )
 
 
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch says that it has two; to start the second would leave it to the tests that follow."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+
+
 def said_of(folder: Path, epochs: int) -> str:
     said: list[str] = []
     train(folder, epochs, said.append)
@@ -54,7 +59,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_other_threads_are_said_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert said_of(folder, 2) == ""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # to start them would leave them there
+    two_threads(monkeypatch)
     said = said_of(folder, 3)
     assert re.search(rf"checkpoint in {folder} was computed with other threads \(1, now 2\), so", said), said
     assert "kind" not in said
@@ -66,19 +71,19 @@ def test_another_kind_of_processor_is_said(folder: Path, monkeypatch: pytest.Mon
     said = said_of(folder, 2)
     assert f"checkpoint in {folder} was computed on another kind of processor, so" in said
     assert "(" not in said
-    torch.set_num_threads(2)
     monkeypatch.undo()
+    two_threads(monkeypatch)
     assert "on another kind of processor and with other threads (1, now 2)" in said_of(folder, 3)
 
 
-def test_where_nobody_listens_it_is_a_warning(folder: Path) -> None:
-    torch.set_num_threads(2)
+def test_where_nobody_listens_it_is_a_warning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_threads(monkeypatch)
     with pytest.warns(OutcropWarning, match=r"other threads \(1, now 2\)"):
         train(folder, 2, None)
 
 
-def test_training_anew_says_nothing(folder: Path) -> None:
-    torch.set_num_threads(2)
+def test_training_anew_says_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_threads(monkeypatch)
     said: list[str] = []
     oc.train(
         GRAPH,
