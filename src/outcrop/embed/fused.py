@@ -25,6 +25,15 @@ def usable(device: torch.device) -> bool:
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
+def precision_of_torch() -> str:
+    """Returns the precision that products of float32 have in torch, as Triton names it.
+
+    ``tf32`` where ``torch.set_float32_matmul_precision("high")`` or ``torch.backends`` allows it. Else ``tf32x3``: three
+    products of TF32 that together are as exact as float32, and faster than its own.
+    """
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
+
+
 @dataclass(frozen=True)
 class Plan:
     """Says what the kernels do for some sizes.
@@ -112,7 +121,7 @@ def softmax(
     *,
     chunk: int = 0,
     keep: bool = True,
-    precision: str = "tf32",
+    precision: str = "",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Computes the cross-entropy of each query's positive against all candidates of its chunk but the one that it looks
     for.
@@ -128,7 +137,7 @@ def softmax(
         wanted, ids: int64 [n] and [chunks, k] (or [k]), not negative: what is the same is left out.
         chunk: Queries of each chunk, but the last may have fewer; 0: all are one chunk.
         keep: Write scores down, once, for both gradients; else make them again: see :class:`Plan` for both costs.
-        precision: Precision of products: ``tf32``, ``tf32x3`` or ``ieee``.
+        precision: Precision of products: ``tf32``, ``tf32x3`` or ``ieee``; empty: :func:`precision_of_torch`.
 
     Returns:
         The sum, float64 [], and the gradients by queries, positive and candidates. Nothing waits for the GPU.
