@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from fake.kernels import work_of
-from fake.memory import Allocator, HostPages
+from fake.memory import Allocator, HostRanges
 from fake.operators import DLPACK_EXTENSION, NAME, Operators
 from fake.streams import Fence, Schedule, Span, Stream, Streams, Work
 
@@ -35,7 +35,7 @@ class FakeGpu:
     def __init__(self) -> None:
         self.streams = Streams(Schedule())
         self.allocator = Allocator(self.streams)
-        self.pages = HostPages()
+        self.ranges = HostRanges()
         self.operators = Operators(self)
         self.managed_memory: dict[int, mmap.mmap] = {}
         self.ran: list[str] = []
@@ -49,13 +49,13 @@ class FakeGpu:
 
     def register(self, address: int, num_bytes: int) -> None:
         with self.streams.lock:
-            self.pages.register(address, num_bytes)
+            self.ranges.register(address, num_bytes)
 
     def unregister(self, address: int) -> None:
         with self.streams.lock:
-            span = self.pages.span(address)
+            span = self.ranges.span(address)
             reading = None if span is None else self.streams.pending_on(span)
-            self.pages.unregister(address)
+            self.ranges.unregister(address)
             if reading is not None:
                 self.streams.error = f"{reading.name} is to touch host memory that is registered no more"
                 self.streams.check()
@@ -129,7 +129,7 @@ class FakeGpu:
     def called(self, operator: str) -> None:
         """By torch, whose check of a launch raises what an earlier call left behind."""
         self.ran.append(operator)
-        error, self.pages.last_error = self.pages.last_error, 0
+        error, self.ranges.last_error = self.ranges.last_error, 0
         if error:
             raise RuntimeError(f"CUDA error: {error}, of an earlier call")
 
@@ -144,7 +144,7 @@ class FakeGpu:
 
     def check(self, span: Span) -> None:
         """Whether this GPU could touch this now."""
-        if not span.num_bytes or self.pages.holds(span) or self.allocator.holds(span):
+        if not span.num_bytes or self.ranges.holds(span) or self.allocator.holds(span):
             return
         if self.allocator.is_device(span.address):
             raise MemoryError(f"{span.num_bytes} bytes at {span.address:#x} that were freed are used")
@@ -158,5 +158,5 @@ class FakeGpu:
     def settle(self) -> str | None:
         """Runs everything, and forgets what failed, which it returns: a context anew."""
         self.streams.drain()
-        error, self.streams.error, self.pages.last_error = self.streams.error, None, 0
+        error, self.streams.error, self.ranges.last_error = self.streams.error, None, 0
         return error

@@ -278,22 +278,44 @@ def test_peaks_are_of_what_the_host_holds(gpu):
     assert gpu.memory(0)[0] == before
 
 
-# Pages
+# Host memory
 
 
-def test_a_page_is_registered_once(gpu, page):
+def test_memory_is_registered_once(gpu, page):
     """Race 8: the error stays for the next operator, unless somebody asks before."""
     host, _ = page
     gpu.settle()
     for _ in range(2):
         with pytest.raises(DeviceError, match="712"):
-            gpu.pages.register(host.data_ptr() + 100, 10)
+            gpu.ranges.register(host.data_ptr() + 100, 10)
         with pytest.raises(RuntimeError, match="CUDA error: 712, of an earlier call"):
             full(1.0)
         assert full(1.0).sum().item() == 1000
-    assert gpu.pages.unregister(host.data_ptr() + 100) == 713
+    assert gpu.ranges.unregister(host.data_ptr() + 100) == 713
     with pytest.raises(RuntimeError, match="713"):
         full(1.0)
+
+
+def test_a_copy_that_goes_past_the_end_of_a_range_fails(gpu):
+    """As on an H200: where it begins in one; into the next one, too. From before it, and beside it, it works."""
+    memory = torch.zeros(4 * PAGE, dtype=torch.uint8)
+    there = torch.empty(PAGE, dtype=torch.uint8, device=GPU)
+    at = memory.data_ptr()
+    gpu.register(at + 100, 200)
+    gpu.register(at + 300, 50)
+    for begin, end, works in (
+        (100, 300, True), (120, 130, True), (0, 100, True), (0, 400, True), (350, 900, True), (300, 350, True),
+        (120, 301, False), (100, 350, False), (349, 351, False), (300, 900, False),
+    ):  # fmt: skip
+        for copy in (lambda x: x.to(GPU), lambda x: x.copy_(there[: len(x)])):
+            if works:
+                copy(memory[begin:end])
+            else:
+                with pytest.raises(RuntimeError, match="invalid argument"):
+                    copy(memory[begin:end])
+    gpu.settle()
+    for address in (at + 100, at + 300):
+        gpu.unregister(address)
 
 
 def test_memory_that_queued_work_reads_stays_registered(gpu, page):

@@ -27,7 +27,7 @@ class Gpu(Protocol):
     dlpack: int  # its number in DLPack
 
     def register(self, address: int, num_bytes: int) -> None:
-        """Lets the GPU read and write this host memory: whole pages, none of which is registered.
+        """Lets the GPU read and write this host memory, no byte of which is registered.
 
         Raises:
             DeviceError: It cannot. No later call fails for it.

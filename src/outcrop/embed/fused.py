@@ -154,7 +154,8 @@ def softmax(
         )
     assert candidates.numel() == plan.chunks * plan.k * dim, "candidates of another number of chunks"
     sizes: dict[str, Any] = {
-        "DIM": dim, "ROWS": ROWS, "COLUMNS": COLUMNS, "STEP": plan.step, "PRECISION": precision, "KEEP": keep,
+        "DIM": dim, "ROWS": ROWS, "COLUMNS": COLUMNS, "STEP": plan.step, "KEEP": keep,
+        "PRECISION": precision or precision_of_torch(),
     }  # fmt: skip
     sizes |= LAUNCH
     queries, candidates = queries.contiguous(), candidates.contiguous()

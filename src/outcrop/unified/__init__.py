@@ -79,7 +79,8 @@ def in_place(x: torch.Tensor | np.ndarray, *, propagatedToCUDA: bool = False) ->
     other.
 
     Args:
-        x: A CPU tensor, any strides and offset, or a writable array.
+        x: A CPU tensor, any strides and offset, or a writable array. All of the tensor's storage is pinned, or all of
+            the array that ``x`` is a part of.
 
     Raises:
         ArgumentError: It is on a GPU, or cannot be written.
@@ -90,7 +91,7 @@ def in_place(x: torch.Tensor | np.ndarray, *, propagatedToCUDA: bool = False) ->
             raise ArgumentError(
                 "the array is read-only, as a file mapped for reading is: copy it with to_unified()"
             )
-        x = torch.from_numpy(x)
+        x = _over_whole_array(x)
     if isinstance(x, UnifiedTensor):
         return x
     if not x.is_cpu or x.layout is not torch.strided:
@@ -98,6 +99,25 @@ def in_place(x: torch.Tensor | np.ndarray, *, propagatedToCUDA: bool = False) ->
             f"only a strided tensor of the CPU has memory to use in place, not one on {x.device}"
         )
     return in_unified_memory(host_memory().adopt(x), propagatedToCUDA)
+
+
+def _over_whole_array(x: np.ndarray) -> torch.Tensor:
+    """Returns ``torch.from_numpy(x)`` with the storage of the array that ``x`` is a part of, where it is one."""
+    whole = x
+    while isinstance(whole.base, np.ndarray):
+        whole = whole.base
+    offset, odd = divmod(x.ctypes.data - whole.ctypes.data, x.itemsize)
+    if (
+        whole.base is not None
+        or not whole.flags.c_contiguous
+        or not whole.flags.writeable
+        or odd
+        or not x.size
+    ):
+        return torch.from_numpy(x)
+    part = torch.from_numpy(x)
+    storage = torch.from_numpy(whole.reshape(-1).view(np.uint8)).untyped_storage()
+    return torch.empty(0, dtype=part.dtype).set_(storage, offset, part.shape, part.stride())
 
 
 def synchronize(x: torch.Tensor | np.ndarray) -> None:

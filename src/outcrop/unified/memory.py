@@ -25,7 +25,7 @@ import torch
 from outcrop.device.gpu import ADVICE, Fence, Gpu, seen_by, usable
 from outcrop.errors import ArgumentError, DeviceError
 from outcrop.unified.arena import Arena, Segment
-from outcrop.unified.pages import Pages, Registration
+from outcrop.unified.pinned import PinnedRanges, Registration
 from outcrop.unified.uses import Uses
 
 _KEPT_BYTES = 64 << 20  # of unused memory
@@ -74,9 +74,9 @@ class Memory:
         self._blocks: dict[
             tuple[int, int], _Block
         ] = {}  # by address and size: leased, or not yet free of its readers
-        self._pages = Pages(gpu)
+        self._pinned = PinnedRanges(gpu)
         kept = (_KEPT_BYTES, 0.0) if gpu is None else (_KEPT_PINNED_BYTES, 1.0)
-        self._arena = Arena(self._pin, lambda segment: self._pages.drop(segment.pinned), *kept)
+        self._arena = Arena(self._pin, lambda segment: self._pinned.drop(segment.pinned), *kept)
         self._returned: deque[_Block] = deque()
         self._read: list[tuple[_Block, list[Fence]]] = []  # given back, perhaps read still
         self._lock = (
@@ -121,7 +121,7 @@ class Memory:
             lease = None if known is None or known.lease is None else known.lease()
             if lease is None:
                 block = _Block(address, num_bytes, "adopted", tensor.detach())
-                block.pinned = self._pages.hold(address, num_bytes, block.memory)
+                block.pinned = self._pinned.hold(address, num_bytes, block.memory)
                 self._share_uses(block)
                 self._blocks[address, num_bytes] = block
                 lease = _Lease(self, block)
@@ -280,7 +280,7 @@ class Memory:
             return _Lease(self, block)
 
     def _pin(self, segment: Segment) -> list[Registration]:
-        return self._pages.hold(segment.address, segment.num_bytes, segment.mapped)
+        return self._pinned.hold(segment.address, segment.num_bytes, segment.mapped)
 
     def _share_uses(self, block: _Block) -> None:
         """Has who waits for one of two blocks that have memory in common wait for both."""
@@ -299,7 +299,7 @@ class Memory:
         elif block.kind == "arena":
             self._arena.give_back(block.address)
         else:
-            self._pages.drop(block.pinned)
+            self._pinned.drop(block.pinned)
 
     def _block_of(self, tensor: torch.Tensor) -> _Block | None:
         with torch._C.DisableTorchFunctionSubclass():

@@ -24,7 +24,6 @@ _NO_RESERVE = 0x4000
 _RESERVED_BYTES = 64 << 30  # of addresses, which are never used twice for different sizes
 _LEAST_BYTES = 512
 _JUNK = 0xFF  # not a number, or -1
-_PAGE = mmap.PAGESIZE
 ALREADY_REGISTERED, NOT_REGISTERED = 712, 713
 
 
@@ -159,8 +158,8 @@ def _leave(orphans: dict[int, list[Block]], pool: dict[int, list[Block]]) -> Non
         orphans[size].extend(blocks)
 
 
-class HostPages:
-    """Host memory that is registered.
+class HostRanges:
+    """Host memory that is registered, by the byte.
 
     Attributes:
         last_error: CUDA's, until a call that checks it; 0: none.
@@ -172,14 +171,13 @@ class HostPages:
         self.last_error = 0
 
     def register(self, address: int, num_bytes: int) -> None:
-        """Raises: DeviceError: One of its pages is registered."""
-        first, end = address // _PAGE, -(-(address + num_bytes) // _PAGE)
+        """Raises: DeviceError: Some of it is registered."""
         for at, size in self._sizes.items():
-            if first < -(-(at + size) // _PAGE) and at // _PAGE < end:
+            if address < at + size and at < address + num_bytes:
                 self.last_error = ALREADY_REGISTERED
                 raise DeviceError(
                     f"{num_bytes} bytes of host memory cannot be pinned for the GPU "
-                    f"(CUDA error {ALREADY_REGISTERED}: {size} bytes at {at:#x} share a page); use less"
+                    f"(CUDA error {ALREADY_REGISTERED}: {size} bytes at {at:#x} overlap); use less"
                 )
         self._sizes[address] = num_bytes
         bisect.insort(self._starts, address)
@@ -195,6 +193,12 @@ class HostPages:
 
     def span(self, address: int) -> Span | None:
         return Span(address, self._sizes[address]) if address in self._sizes else None
+
+    def crossed(self, span: Span) -> bool:
+        """Whether it begins in a range and goes past its end, which copies may not."""
+        index = bisect.bisect_right(self._starts, span.address) - 1
+        reached = 0 if index < 0 else self._starts[index] + self._sizes[self._starts[index]]
+        return span.address < reached < span.address + span.num_bytes
 
     def holds(self, span: Span) -> bool:
         """Whether all of it is registered, perhaps in several neighbours."""

@@ -264,10 +264,12 @@ class Operators:
         if not target.numel():
             return target
         late = is_fake(source) and is_fake(target)
+        host = target if is_fake(source) else source
+        if not late and host.is_contiguous() and self._gpu.ranges.crossed(Operand.of(host).span):
+            raise RuntimeError("CUDA error: invalid argument")
         if not late and non_blocking:
-            host = target if is_fake(source) else source
             plain = host.is_contiguous() and source.dtype == target.dtype and source.shape == target.shape
-            late = plain and self._gpu.pages.holds(Operand.of(host).span)
+            late = plain and self._gpu.ranges.holds(Operand.of(host).span)
         if is_fake(target):
             read: Any = Operand.of(source) if late or is_fake(source) else source.clone()
             self._queue_copy(read, Operand.of(target))
@@ -296,7 +298,7 @@ class Operators:
         return Operand.of(x).tensor().item()
 
     def is_pinned(self, x: torch.Tensor) -> bool:
-        return x.is_cpu and x.numel() > 0 and self._gpu.pages.holds(Span(x.data_ptr(), _extent(x)))
+        return x.is_cpu and x.numel() > 0 and self._gpu.ranges.holds(Span(x.data_ptr(), _extent(x)))
 
     def install(self) -> None:
         """Registers the device with torch, for as long as the process lives."""

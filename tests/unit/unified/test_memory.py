@@ -1,4 +1,4 @@
-"""The parts of unified memory by themselves: pages, the arena, and who waits for whom, on a GPU of queues."""
+"""The parts of unified memory by themselves: pinned ranges, the arena, and who waits for whom, on a GPU of queues."""
 
 from __future__ import annotations
 
@@ -16,63 +16,71 @@ from hypothesis import strategies as st
 from outcrop.device.gpu import Cuda
 from outcrop.errors import DeviceError
 from outcrop.unified.arena import Arena, Segment
-from outcrop.unified.pages import Pages
+from outcrop.unified.pinned import PinnedRanges
 from outcrop.unified.uses import Uses
 
 PAGE = mmap.PAGESIZE
 MIB = 1 << 20
 
 
-class PageGpu:
-    """Refuses, as CUDA does, a page that is registered, and an address that is none of a registration."""
+class RangeGpu:
+    """Refuses, as CUDA does, bytes that are registered, and an address that is none of a registration."""
 
     def __init__(self) -> None:
         self.registered: dict[int, int] = {}
         self.refused_after = 10**9
 
     def register(self, address: int, num_bytes: int) -> None:
-        assert address % PAGE == num_bytes % PAGE == 0
         if self.refused_after == 0:
             raise DeviceError("no memory can be pinned")
         self.refused_after -= 1
-        assert not self.pages() & set(range(address // PAGE, (address + num_bytes) // PAGE)), "error 712"
+        assert not self.bytes() & set(range(address, address + num_bytes)), "error 712"
         self.registered[address] = num_bytes
 
     def unregister(self, address: int) -> None:
         del self.registered[address]
 
-    def pages(self) -> set[int]:
-        return {p for at, size in self.registered.items() for p in range(at // PAGE, (at + size) // PAGE)}
+    def bytes(self) -> set[int]:
+        return {b for at, size in self.registered.items() for b in range(at, at + size)}
 
 
-RANGES = st.tuples(st.integers(1, 12 * PAGE), st.integers(1, 4 * PAGE))
+RANGES = st.tuples(st.integers(1, 120), st.integers(1, 40))
 
 
 @given(st.lists(st.one_of(RANGES, st.integers(0, 30)), max_size=40), st.integers(0, 30))
-def test_pages_against_a_model(steps: list[Any], refused_after: int):
-    """Ranges that overlap come and go: each page is registered once, while a range touches it or what was registered
-    with it, and what is registered stays mapped."""
-    gpu: Any = PageGpu()
+def test_ranges_against_a_model(steps: list[Any], refused_after: int):
+    """Ranges that overlap come and go: each byte is registered once, while a range has it or what was registered with
+    it, and no byte that none ever had; what is registered stays mapped."""
+    gpu: Any = RangeGpu()
     gpu.refused_after = refused_after
-    pages, held = Pages(gpu), []
+    pinned, held = PinnedRanges(gpu), []
     for step in steps:
         if isinstance(step, int):
             if held:
-                pages.drop(held.pop(step % len(held))[1])
+                pinned.drop(held.pop(step % len(held))[1])
         else:
             address, size = step
             before = dict(gpu.registered)
             try:
-                held.append((step, pages.hold(address, size, step)))
+                held.append((step, pinned.hold(address, size, step)))
             except DeviceError:
                 assert gpu.registered == before
-        touched = {p for (at, n), _ in held for p in range(at // PAGE, (at + n - 1) // PAGE + 1)}
-        assert touched <= gpu.pages()
+        wanted = {b for (at, n), _ in held for b in range(at, at + n)}
+        assert wanted <= gpu.bytes()
         for at, size in gpu.registered.items():
-            assert touched & set(range(at // PAGE, (at + size) // PAGE))
+            assert wanted & set(range(at, at + size))
     for _, registrations in held:
-        pages.drop(registrations)
+        pinned.drop(registrations)
     assert not gpu.registered
+
+
+def test_what_overlaps_with_nothing_is_registered_as_it_is():
+    """Not a byte of what lies beside it: copies of that would fail."""
+    gpu: Any = RangeGpu()
+    pinned = PinnedRanges(gpu)
+    pinned.hold(PAGE + 100, 300, None)
+    pinned.hold(PAGE + 400, 5, None)
+    assert gpu.registered == {PAGE + 100: 300, PAGE + 400: 5}
 
 
 def arena_of(kept_bytes: int, kept_share: float = 0.0) -> tuple[Arena, Counter]:

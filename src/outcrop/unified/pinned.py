@@ -1,13 +1,20 @@
-"""Registers host memory with a GPU by whole pages, each page once, for as long as somebody holds it.
+"""Pins host memory for a GPU: the bytes that were asked for and no others, each once, as long as somebody holds it.
 
-cudaHostRegister refuses a range of which a part is registered (error 712), and cudaHostUnregister takes the address
-that was registered. Two small tensors often share a page: a range registers only what nobody holds yet.
+What CUDA 13 does, as measured on an H200:
+
+- cudaHostRegister takes any bytes, and refuses those of which some are registered (error 712). Ranges that share a page
+  do not disturb each other. cudaHostUnregister takes the address that was registered.
+- A copy of host memory that begins in a registered range and goes past its end fails ("invalid argument"), into another
+  registered range, too. One that begins before such a range, or has nothing of it, works.
+
+So nothing is rounded up to pages: in the page where a small tensor ends another begins, and to copy that one, which knows
+nothing of this, would fail. What overlaps with a range that is held registers only the rest of it. Kernels then read
+all of it; a copy by torch that goes over the border fails, so :func:`outcrop.unified.in_place` pins whole arrays.
 """
 
 from __future__ import annotations
 
 import bisect
-import mmap
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +23,7 @@ from outcrop.device.gpu import Gpu
 
 @dataclass(eq=False)
 class Registration:
-    """Describes pages from ``start`` up to ``end``, which the GPU knows by ``start``."""
+    """Describes the bytes from ``start`` up to ``end``, which the GPU knows by ``start``."""
 
     start: int
     end: int
@@ -24,8 +31,8 @@ class Registration:
     holders: int = 0
 
 
-class Pages:
-    """Knows the pages that are registered with ``gpu`` (None: there is none, and nothing is). For one thread at
+class PinnedRanges:
+    """Knows the ranges that are registered with ``gpu`` (None: there is none, and nothing is). For one thread at
     a time.
     """
 
@@ -34,11 +41,11 @@ class Pages:
         self._registered: list[Registration] = []  # by address; they do not overlap
 
     def hold(self, address: int, num_bytes: int, memory: Any) -> list[Registration]:
-        """Registers the pages of a range that are not registered yet.
+        """Registers what is not registered yet of a range.
 
         Args:
-            memory: Keeps the range mapped. It is kept with what is registered here: a page stays registered, and must
-                stay mapped, until the last range that touches it is dropped.
+            memory: Keeps the range mapped. It is kept with what is registered here, which stays registered, and must
+                stay mapped, until the last range that has a part of it is dropped.
 
         Returns:
             All registrations that cover the range, for :meth:`drop`.
@@ -48,8 +55,7 @@ class Pages:
         """
         if self._gpu is None:
             return []
-        page = mmap.PAGESIZE
-        start, end = address // page * page, -(-(address + num_bytes) // page) * page
+        start, end = address, address + num_bytes
         held: list[Registration] = []
         try:
             for known in [*self._between(start, end), None]:
