@@ -31,9 +31,8 @@ def shifted_requests(start: int, words: int, thread: int, *, warp: int = 32, lin
 
 
 def row_requests(start: int, words: int, *, warp: int = 32, line: int = 32) -> int:
-    """A warp reads the row in rounds that begin with a line, what lies before the first together with the end:
-    what ``kernels/gather.h`` does. Equals the lines that the row lies in, where these have no more words than a
-    warp has threads."""
+    """A warp reads the row in rounds that begin with a line, what lies before the first together with the end. Equals
+    the lines that the row lies in, as do the requests of ``kernels/gather.h``."""
     rounds = -(-words // warp)
     at = np.arange(rounds * warp) - start % min(line, warp)
     at[at < 0] += rounds * warp

@@ -69,7 +69,7 @@ void bind_cpu_kernels(nb::module_& m) {
       "out[i] = tables[place[i] >> 56][place[i] & (1 << 56) - 1] by the code of the GPU kernel; -1, or a "
       "place that "
       "is none.");
-  m.def("cpu_gather_requests", &cpu_gather_requests, "address"_a, "row_bytes"_a, "word_bytes"_a,
+  m.def("cpu_gather_requests", &cpu_gather_requests, "address"_a, "row_bytes"_a,
         "Lines of 128 bytes that the kernel asks for to read a row at an address.");
   m.def(
       "cpu_sample",

@@ -58,20 +58,17 @@ int64_t cpu_assemble(const CpuTable* tables, const uint64_t* place, int64_t coun
   return wrong - 1;
 }
 
-int64_t cpu_gather_requests(uint64_t address, int64_t row_bytes, int word_bytes) {
-  return with_word(word_bytes, [&]<typename Word>(Word) {
-    const int64_t words = row_bytes / word_bytes, shift = kernels::shift_of<Word>(address);
-    int64_t requests = 0;
-    for (int64_t round = 0; round < kernels::rounds_of(words); ++round) {
-      std::set<uint64_t> lines;
-      for (int lane = 0; lane < kernels::kWarp; ++lane) {
-        const int64_t at = kernels::word_of(round, lane, shift, words);
-        if (at >= 0) lines.insert((address + static_cast<uint64_t>(at * word_bytes)) / kernels::kLineBytes);
-      }
-      requests += static_cast<int64_t>(lines.size());
+int64_t cpu_gather_requests(uint64_t address, int64_t row_bytes) {
+  int64_t requests = 0;
+  for (int64_t round = 0; round < kernels::rounds_of(address, row_bytes); ++round) {
+    std::set<uint64_t> lines;
+    for (int lane = 0; lane < kernels::kWarp; ++lane) {
+      const int64_t at = kernels::chunk_of(address, round, lane);
+      if (kernels::touches(at, row_bytes)) lines.insert((address + static_cast<uint64_t>(at)) / kernels::kLineBytes);
     }
-    return requests;
-  });
+    requests += static_cast<int64_t>(lines.size());
+  }
+  return requests;
 }
 
 }  // namespace outcrop

@@ -30,6 +30,6 @@ int64_t cpu_assemble(const CpuTable* tables, const uint64_t* place, int64_t coun
 
 // Requests of kernels/gather.h for one row at `address`: lines of 128 bytes that each round of the warp
 // touches.
-int64_t cpu_gather_requests(uint64_t address, int64_t row_bytes, int word_bytes);
+int64_t cpu_gather_requests(uint64_t address, int64_t row_bytes);
 
 }  // namespace outcrop

@@ -43,7 +43,9 @@ OUTCROP_DEVICE void assemble(const Assemble& a, const Lane& me) {
       if (me.lane == 0) *a.wrong = i + 1;
       continue;
     }
-    copy_row<Word>(from.rows + row * from.stride, a.out + i * a.out_stride, a.row_words, me.lane);
+    const int64 bytes = a.row_words * static_cast<int64>(sizeof(Word));
+    copy_row<Word>(from.rows + row * from.stride, a.out + i * a.out_stride, a.row_words, me.lane,
+                   extent_of(from.rows, from.stride, from.count, bytes));
   }
 }
 

@@ -179,11 +179,12 @@ OUTCROP_DEVICE Piece piece_of(const Submit& s, int64 i) {
 OUTCROP_DEVICE void copy_bytes(const uint8* from, uint8* to, int64 bytes, int lane) {
   const uint64 all =
       reinterpret_cast<uint64>(from) | reinterpret_cast<uint64>(to) | static_cast<uint64>(bytes);
-  if (all % 16 == 0) return copy_row<Word16>(from, to, bytes / 16, lane);
-  if (all % 8 == 0) return copy_row<uint64>(from, to, bytes / 8, lane);
-  if (all % 4 == 0) return copy_row<uint32>(from, to, bytes / 4, lane);
-  if (all % 2 == 0) return copy_row<uint16>(from, to, bytes / 2, lane);
-  copy_row<uint8>(from, to, bytes, lane);
+  const Extent own{from, from + bytes};
+  if (all % 16 == 0) return copy_row<Word16>(from, to, bytes / 16, lane, own);
+  if (all % 8 == 0) return copy_row<uint64>(from, to, bytes / 8, lane, own);
+  if (all % 4 == 0) return copy_row<uint32>(from, to, bytes / 4, lane, own);
+  if (all % 2 == 0) return copy_row<uint16>(from, to, bytes / 2, lane, own);
+  copy_row<uint8>(from, to, bytes, lane, own);
 }
 
 // By every lane of a warp, before submit_one: what command i of s writes goes to staging memory.

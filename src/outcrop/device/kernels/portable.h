@@ -5,9 +5,11 @@
 #if defined(__CUDACC__)
 #define OUTCROP_DEVICE __device__ __forceinline__
 #define OUTCROP_POPCOUNT __popcll
+#define OUTCROP_UNROLL _Pragma("unroll")
 #else
 #define OUTCROP_DEVICE inline
 #define OUTCROP_POPCOUNT __builtin_popcountll
+#define OUTCROP_UNROLL
 #endif
 
 namespace outcrop::kernels {
