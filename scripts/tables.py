@@ -1,5 +1,5 @@
-"""Puts the tables of docs/measured.md, docs/advise.md and README.md where their markers are, from the JSON of
-``outcrop bench`` and scripts/described.py; and README with links that work on a package index into
+"""Puts the tables of docs/measured.md, docs/gpu-benchmarks.md, docs/advise.md and README.md where their markers are,
+from the JSON of ``outcrop bench`` and scripts/described.py; and README with links that work on a package index into
 docs/package-index.md.
 
     python scripts/tables.py           writes them
@@ -24,7 +24,10 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 MACHINE = "xeon-2core"  # the folder of the results
 BEFORE = "epyc-2core"  # of results that were not measured again on that machine
-PAGES = (ROOT / "docs" / "measured.md", ROOT / "README.md", ROOT / "docs" / "advise.md")
+GPU = "h200"  # of results on a GPU
+PAGES = tuple(
+    ROOT / page for page in ("docs/measured.md", "README.md", "docs/advise.md", "docs/gpu-benchmarks.md")
+)
 INDEX = ROOT / "docs" / "package-index.md"  # the long description of the package
 REFERENCE = "epoch.json"  # other results say so where they are of another revision than this one
 Result = dict[str, Any]
@@ -161,6 +164,40 @@ def embedding_speed(result: Result) -> Rows:
     ), rows  # fmt: skip
 
 
+def gathers(result: Result) -> Rows:
+    ways = ("ceiling", "gather", "naive", "copy", "pageable")
+    rows = [
+        [name, *(f"{case['parameters']['bytes'] / case['seconds'][way] / 1e9:.1f} GB/s" for way in ways),
+         f"{case['figures']['of_ceiling']:.2f}"]
+        for name, case in result["cases"].items()
+    ]  # fmt: skip
+    return ("row", "copy of the bus", "in place", "torch's indexing in place", "CPU gathers, copy",
+            "the same, pageable", "in place / copy of the bus"), rows  # fmt: skip
+
+
+def gradients(result: Result) -> Rows:
+    rows = []
+    for case in result["cases"].values():
+        shape = " x ".join(f"{case['parameters'][of]:,}" for of in ("queries", "negatives", "dim"))
+        seconds = case["seconds"]
+        rows.append([
+            shape, "TF32" if case["parameters"]["precision"] == "high" else "float32",
+            *(f"{1e3 * seconds[way]:.2f} ms" for way in ("plain", "fused")), f"{case['figures']['speed_up']:.1f}x",
+        ])  # fmt: skip
+    return ("queries x negatives x floats", "torch's precision", "torch", "fused", "faster by"), rows
+
+
+def rings(result: Result) -> Rows:
+    ways = ("rings", "engine", "file")
+    rows = [
+        [f"{case['parameters']['row_bytes']:,} B",
+         *(f"{case['parameters']['rows'] / case['seconds'][way]:,.0f}/s" for way in ways),
+         f"{case['figures']['of_file']:.2f}", f"{case['figures']['rings_cores']:.1f}"]
+        for case in result["cases"].values()
+    ]  # fmt: skip
+    return ("row", "rings", "engine and a copy", "engine alone", "rings / engine alone", "busy cores"), rows
+
+
 @dataclass(frozen=True)
 class Table:
     """``rows``: columns and rows of the result in ``file``. ``brief``: one line about its origin, with a link.
@@ -203,13 +240,16 @@ TABLES = {
     "embed-large": Table("embed-large.json"),
     "orders": Table("orders.json"),
     "described": Table("described.json"),
+    "gpu-gathers": Table("gpu-pytorch-direct-figure-7.json", gathers),
+    "gpu-gradients": Table("gpu-legend-table-10.json", gradients),
+    "gpu-rings": Table("gpu-hyperion-figure-12.json", rings),
 }
 
 
 def path_of(file: str) -> Path:
     """Where a result lies: in the folder of a machine, or beside these folders where it is an estimate."""
     return next(
-        (RESULTS / at / file for at in (MACHINE, BEFORE, "") if (RESULTS / at / file).is_file()),
+        (RESULTS / at / file for at in (MACHINE, BEFORE, GPU, "") if (RESULTS / at / file).is_file()),
         RESULTS / MACHINE / file,
     )
 
@@ -221,8 +261,9 @@ def read(file: str) -> Result:
 def machine_of(result: Result) -> str:
     about = result["machine"]
     kernel = about["kernel"].split("-")[0]
+    gpus = "".join(f"{gpu}, " for gpu in about.get("gpus") or ())
     return (
-        f"{about['cpu']}, {about['cores']} cores, {size(about['memory_bytes'])}, Linux {kernel}, "
+        f"{gpus}{about['cpu']}, {about['cores']} cores, {size(about['memory_bytes'])}, Linux {kernel}, "
         f"{about['io_backend']}, a virtual disk that others share"
     )
 

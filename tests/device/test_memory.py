@@ -211,7 +211,7 @@ def test_tensors_that_share_a_page(gpu, pinned):
 
 
 def test_what_lies_beside_pinned_memory_is_copied_as_ever(gpu):
-    """Small tensors of torch's allocator, of which one page has several: CUDA refuses copies over the end of a range."""
+    """Small tensors of torch's allocator, several to a page: CUDA refuses copies over the end of a range."""
     tensors = [torch.full((1000,), float(i)) for i in range(40)]
     kept = [in_place(x) for x in tensors[::3]]
     for i, x in enumerate(tensors):

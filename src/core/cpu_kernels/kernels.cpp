@@ -64,7 +64,8 @@ int64_t cpu_gather_requests(uint64_t address, int64_t row_bytes) {
     std::set<uint64_t> lines;
     for (int lane = 0; lane < kernels::kWarp; ++lane) {
       const int64_t at = kernels::chunk_of(address, round, lane);
-      if (kernels::touches(at, row_bytes)) lines.insert((address + static_cast<uint64_t>(at)) / kernels::kLineBytes);
+      if (kernels::touches(at, row_bytes))
+        lines.insert((address + static_cast<uint64_t>(at)) / kernels::kLineBytes);
     }
     requests += static_cast<int64_t>(lines.size());
   }

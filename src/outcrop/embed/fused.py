@@ -28,8 +28,8 @@ def usable(device: torch.device) -> bool:
 def precision_of_torch() -> str:
     """Returns the precision that products of float32 have in torch, as Triton names it.
 
-    ``tf32`` where ``torch.set_float32_matmul_precision("high")`` or ``torch.backends`` allows it. Else ``tf32x3``: three
-    products of TF32 that together are as exact as float32, and faster than its own.
+    ``tf32`` where ``torch.set_float32_matmul_precision("high")`` or ``torch.backends`` allows it. Else ``tf32x3``:
+    three products of TF32 that together are as exact as float32, and faster than its own.
     """
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import bisect
-import contextlib
 import mmap
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -121,7 +120,6 @@ class Arena:
             raise DeviceError(
                 f"{num_bytes} bytes of host memory cannot be had ({error}); use less, or raise the limit on memory"
             ) from None
-        _take_huge_pages(mapped)
         made = Segment(np.frombuffer(mapped, np.uint8).ctypes.data, num_bytes, mapped, small=small)
         made.pinned = self._pin(made)
         bisect.insort(self._segments, made, key=lambda x: x.address)
@@ -143,9 +141,3 @@ class Arena:
 
     def _segment_of(self, address: int) -> Segment:
         return self._segments[bisect.bisect_right(self._segments, address, key=lambda x: x.address) - 1]
-
-
-def _take_huge_pages(memory: mmap.mmap) -> None:
-    """Asks the system for pages of 2 MiB: a GPU that reads rows at random finds more of them by what it has looked up."""
-    with contextlib.suppress(OSError):  # a kernel without them
-        memory.madvise(mmap.MADV_HUGEPAGE)

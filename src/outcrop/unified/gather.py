@@ -17,7 +17,7 @@ from outcrop.unified.bad_ids import bad_ids
 from outcrop.unified.memory import host_memory
 
 _WIDEST = 16
-# Of a kernel that reads host memory: as many as keep the bus busy (16 do not, 64 are no faster), and most processors are left.
+# Of a kernel that reads host memory: 16 do not keep the bus busy, 64 are no faster, and most processors are left.
 BUS_BLOCKS = 32
 
 

@@ -7,9 +7,9 @@ What CUDA 13 does, as measured on an H200:
 - A copy of host memory that begins in a registered range and goes past its end fails ("invalid argument"), into another
   registered range, too. One that begins before such a range, or has nothing of it, works.
 
-So nothing is rounded up to pages: in the page where a small tensor ends another begins, and to copy that one, which knows
-nothing of this, would fail. What overlaps with a range that is held registers only the rest of it. Kernels then read
-all of it; a copy by torch that goes over the border fails, so :func:`outcrop.unified.in_place` pins whole arrays.
+So nothing is rounded up to pages: in the page where a small tensor ends another begins, and to copy that one, which
+knows nothing of this, would fail. What overlaps with a range that is held registers only the rest of it. Kernels then
+read all of it; a copy by torch that goes over the border fails, so :func:`outcrop.unified.in_place` pins whole arrays.
 """
 
 from __future__ import annotations
