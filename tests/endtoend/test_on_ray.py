@@ -228,6 +228,48 @@ def test_a_machine_is_lost(graph: Path, want: dict[str, bytes], tmp_path: Path) 
         cluster.close()
 
 
+def test_a_machine_that_is_gone_need_not_see_the_folder(tmp_path: Path) -> None:
+    """Ray lists it as alive for some seconds: it is asked, and its answer never comes."""
+    code = """
+import os, signal, sys
+from pathlib import Path
+import ray
+from namespaces import descendants
+from outcrop.preparation.cluster import on_ray
+
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+raylets = [
+    one.pid
+    for one in descendants(int(sys.argv[2]))
+    if "raylet/raylet" in Path(f"/proc/{one.pid}/cmdline").read_text()
+]
+own = ray.get_runtime_context().get_node_id()
+for pid in raylets:  # but for the one that this process works with, and the head
+    if own not in (said := Path(f"/proc/{pid}/cmdline").read_text()) and "--head" not in said:
+        os.kill(pid, signal.SIGKILL)
+        break
+listed = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+on_ray._check_seen(Path(sys.argv[3]))
+left = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+print(len(listed), len(left), own in left)
+"""
+    cluster = Cluster(2)
+    try:
+        asked = [cluster.address, str(cluster.process.pid), str(tmp_path)]
+        found = subprocess.run(
+            [sys.executable, "-c", code, *asked],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+    finally:
+        cluster.close()
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.splitlines()[-1] == "2 1 True", found.stdout[-2000:]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_command_is_killed_and_goes_on(
     cluster: Cluster, graph: Path, want: dict[str, bytes], tmp_path: Path
 ) -> None:
