@@ -334,28 +334,33 @@ class Embedding(Torchrun):
 
     def begin(self, out: Path) -> None:
         shutil.copytree(self._prepared, out)
+        self.worlds_tried = set[int]()
 
     def command(self, out: Path, chance: random.Random) -> list[str]:
         learn = ["--dim", "8", "--epochs", "3", "--negatives", "20", "--chunk", "16", "--batch", "64"]
         same = ["--start", "0.1", "--reciprocal", "--seed", "5", "--groups", "4", "--quiet"]
         kept = ["--checkpoint-minutes", "0", "--json", str(out.with_suffix(".json"))]
-        return [*self.start(chance), "embed", "train", str(out), *learn, *same, *kept]
+        started = self.start(chance)
+        self.worlds_tried.add(self.world)
+        return [*started, "embed", "train", str(out), *learn, *same, *kept]
 
     def found(self, out: Path) -> dict[str, Any]:
-        """Returns vectors and losses; the files of the processes that have ended last must be all that there are."""
+        """Returns vectors and losses. All files must be those of the processes that trained last: no others if the
+        command that was started again after them found nothing more to train.
+        """
         report = out.with_suffix(".json")
         losses = [epoch["loss"] for epoch in json.loads(report.read_text())["epochs"]]
         report.unlink()
         with Runtime() as runtime:
             nodes, relations = table_of(out, runtime)
-        files = len([*(out / FOLDER).glob("tables*.bin")]) - self.world
+        files = len([*(out / FOLDER).glob("tables*.bin")])
         hidden = {f"left: {name}": True for name in leftovers(out)}
         assert relations is not None
         return hidden | {
             "losses": losses,
             "nodes": nodes.tobytes(),
             "relations": relations.tobytes(),
-            "files more than processes": files,
+            "files of other processes": files not in self.worlds_tried,
         }
 
 

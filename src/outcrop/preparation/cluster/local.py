@@ -10,6 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
+from multiprocessing import resource_tracker
 
 from outcrop.config import format_bytes
 from outcrop.errors import CancelledError, OutcropError
@@ -86,6 +87,7 @@ class LocalWorkers:
 
 @contextmanager
 def _pool(workers: int, pieces: PieceSet, memory: int) -> Iterator[ProcessPoolExecutor]:
+    resource_tracker.ensure_running()  # or what a kill leaves of the first semaphore stays until somebody removes it
     pool = ProcessPoolExecutor(
         workers,
         multiprocessing.get_context("spawn"),  # the threads of this process cannot be copied
