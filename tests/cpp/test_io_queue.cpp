@@ -1,9 +1,11 @@
 // Rows through rings: the code of the GPU kernels, lane by lane, against the controller thread.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <map>
 #include <numeric>
 #include <set>
+#include <thread>
 
 #include "base/checksum.h"
 #include "base/random.h"
@@ -245,6 +247,53 @@ TEST(IoQueue, RowsOfAnyWidthAtAnyPlace) {
       ASSERT_FALSE(rings.lost());
       ASSERT_EQ(controller.served(), static_cast<uint64_t>(rings.submitted));
     }
+}
+
+// As warps of a kernel do: whoever finds another looking at the ring lets it look alone.
+TEST(IoQueue, OneWarpLooksAtATimeAndEachCompletionIsTakenOnce) {
+  const kernels::FileRows rows{0, 700, 700};
+  const BytesVector file = random_bytes(700 * 500, 3);
+  Rings rings(700, 300);
+  std::vector<int64_t> ids(300);
+  std::iota(ids.begin(), ids.end(), 100);
+  RowsThroughRings reads(rings, rows, ids, 700);
+  const auto* ended = reinterpret_cast<const kernels::uint32*>(rings.memory.data() + rings.layout.ended);
+  RingController controller(std::make_shared<MemoryIo>(file), {0}, rings.layout, rings.memory.data(), {});
+  reads.submit(0, 300);
+  const kernels::Complete c{rings.queue, ended, 300, 0};
+  const kernels::CompleteTable all{&c};
+  struct Looks {
+    int left;
+    bool over() {
+      std::this_thread::yield();
+      return --left == 0;
+    }
+  };
+  rings.queue.progress->looking = 1;  // another looks, for ever
+  Looks few{1000};
+  EXPECT_FALSE(kernels::claim(all, 1, 0, few).there);
+  EXPECT_EQ(rings.queue.progress->claimed, 0u);
+  EXPECT_TRUE(rings.lost());
+  rings.queue.progress->lost = rings.queue.progress->looking = 0;
+  std::atomic<int> taken{0};
+  std::vector<std::thread> warps;
+  for (int warp = 0; warp < 6; ++warp)
+    warps.emplace_back([&, warp] {
+      Looks many{100'000'000};
+      for (;;) {
+        const kernels::Claim claim = kernels::claim(all, 1, warp, many);
+        if (!claim.there) return;
+        for (int lane = 0; lane < kernels::kWarp; ++lane) kernels::land(c.queue, claim, lane);
+        kernels::settle(c, claim);
+        ++taken;
+      }
+    });
+  for (std::thread& warp : warps) warp.join();
+  EXPECT_EQ(taken, 300);
+  EXPECT_FALSE(rings.lost());
+  EXPECT_EQ(rings.queue.progress->looking, 0u);
+  const std::pair<int64_t, int64_t> right{0, 0};
+  EXPECT_EQ(reads.judge(file), right);
 }
 
 // One thread takes completions while another submits. What it takes ends with the group that has all of its

@@ -43,7 +43,7 @@ void cpu_io_complete(std::span<const kernels::Complete> queues, int64_t deadline
   const kernels::CompleteTable all{queues.data()};
   const auto count = static_cast<int64_t>(queues.size());
   Patience patience(deadline_ns);
-  for (const kernels::Complete& c : queues) c.queue.progress->claimed = 0;
+  for (const kernels::Complete& c : queues) c.queue.progress->claimed = c.queue.progress->looking = 0;
   all(0).queue.shared->stop = 0;
   for (int64_t first = 0;; ++first) {
     const kernels::Claim claim = kernels::claim(all, count, first, patience);

@@ -56,13 +56,13 @@ struct Outcome {
 };
 static_assert(sizeof(Outcome) == 16);
 
-// Of completion kernels, for each queue. On a GPU `claimed` and `stop` are to be 0 when one begins. `lost`
-// and `stop` are looked at in one of the queues alone, for all.
+// Of completion kernels, for each queue. On a GPU all but `lost` are to be 0 when one begins. `lost` and `stop` are
+// looked at in one of the queues alone, for all.
 struct Progress {
   uint32 lost;     // not 0: the rings are of no use any more
   uint32 claimed;  // completions taken by this kernel: outcomes[0 .. claimed)
   uint32 stop;     // not 0: a group has all of its own, or there is room to submit what waits
-  uint32 reserved;
+  uint32 looking;  // not 0: a warp is looking for the next completion
 };
 
 // A queue pair with what its submitter keeps.
@@ -218,6 +218,23 @@ OUTCROP_DEVICE void ring_submitted(const Submit& s) {
   ring(pair.command_doorbell, static_cast<uint32>((s.submitted + s.count) % pair.depth));
 }
 
+// Whether this warp may look at the ring of completions; it then calls end_look(). One looks at a time: the ring is in
+// memory of the host, and each look keeps the line of memory from whoever is to write the completion that all wait for.
+OUTCROP_DEVICE bool begin_look(Progress* progress) {
+#if defined(__CUDACC__)
+  return atomicExch(&progress->looking, 1u) == 0;
+#else
+  return __atomic_exchange_n(&progress->looking, 1u, __ATOMIC_ACQUIRE) == 0;
+#endif
+}
+OUTCROP_DEVICE void end_look(Progress* progress) {
+#if defined(__CUDACC__)
+  atomicExch(&progress->looking, 0u);
+#else
+  __atomic_store_n(&progress->looking, 0u, __ATOMIC_RELEASE);
+#endif
+}
+
 enum class Look { nothing, taken, spent };
 
 // The next completion of a queue that nobody has taken, if it is there; spent: `most` were taken. By one
@@ -252,18 +269,23 @@ OUTCROP_DEVICE Claim claim(const Queues& queues, int64 count, int64 first, Patie
     for (int64 i = 0; i < count; ++i) {
       const int64 which = (first + i) % count;
       const Complete& c = queues(which);
+      Progress* const progress = c.queue.progress;
+      if (load_acquire(&progress->claimed) >= c.most) {
+        if (c.refill) {
+          store_release(&shared->stop, 1);
+          stop = true;
+        }
+        continue;
+      }
+      spent = false;
+      if (!begin_look(progress)) continue;
       const bool last = load_acquire(c.ended) != 0;  // what came before that counts
       Claim mine{};
       mine.queue = which;
       const Look found = take_next(c, mine);
+      end_look(progress);
       if (found == Look::taken) return mine;
-      if (found == Look::nothing) {
-        spent = false;
-        ended = ended || last;
-      } else if (c.refill) {
-        store_release(&shared->stop, 1);
-        stop = true;
-      }
+      if (found == Look::nothing) ended = ended || last;
     }
     if (spent || stop) return {};
     if (ended || patience.over()) {

@@ -233,7 +233,7 @@ class Kernels:
         warps = min(int(table[:, _MOST].sum()), _COMPLETING_BLOCKS * BLOCK_THREADS // WARP)
         arguments = [there.ctypes.data, self._completed.data_ptr(), len(table), deadline_ns]
         with self._gpu.on_stream(self._completing):
-            self._progress[:, 1:3].zero_()
+            self._progress[:, 1:4].zero_()
             self._gpu.launch("io_queue", "io_complete", self._device, warps, arguments)
             found = self._progress[:, : self._read].cpu().numpy().view(np.uint32)
         return _outcomes(list(found))
