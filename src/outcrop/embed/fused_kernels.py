@@ -85,6 +85,7 @@ def forward(
     i, j, at = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, STEP)
     largest = tl.load(positive + row + i, mask=i < rows, other=0.0)
     total = tl.full([ROWS], 1.0, tl.float32)
+    q = total  # of use where it is WHOLE
     if WHOLE:
         q = _tile(queries, row, rows, at, DIM, ROWS)
         sums = tl.zeros([ROWS, STEP], tl.float32)
