@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from outcrop.errors import FormatError
+from outcrop.errors import FormatError, IoError
 from outcrop.runtime.parsing import parse_json
 from outcrop.store import manifest as manifests
 from outcrop.store import run as runs
@@ -90,16 +90,20 @@ def _describe_table(path: Path) -> dict[str, Any]:
 
 def _describe_tensors(path: Path) -> dict[str, Any]:
     """Describes a file of tensors from the header alone."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
+
+    from outcrop.store.tensors import open_tensors
 
     try:
-        with safe_open(path, framework="numpy") as file:
+        with open_tensors(path, "numpy") as file:
             header = parse_json((file.metadata() or {}).get("outcrop", "null"))
             shapes = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no dict
             arrays = {
                 name: {"dtype": one.get_dtype(), "shape": list(one.get_shape())}
                 for name, one in shapes.items()
             }
+    except IoError:
+        raise
     except (SafetensorError, OSError, ValueError) as error:
         raise FormatError(f"{path} cannot be read as a checkpoint: {error}") from None
     if not isinstance(header, dict):

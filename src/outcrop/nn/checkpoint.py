@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 from outcrop.config import ModelConfig, TrainConfig
 from outcrop.config.places import is_uri
 from outcrop.device import resolve
-from outcrop.errors import FormatError, OutcropError
+from outcrop.errors import FormatError, IoError, OutcropError
 from outcrop.nn.models import Model, build_model
 from outcrop.nn.schema import GraphSchema
 from outcrop.nn.typed import TypedModel
 from outcrop.runtime.parsing import parse_json
 from outcrop.store import identity
 from outcrop.store.mirror import fetched
-from outcrop.store.tensors import AGAIN, State, digest, read_tensors, refuse, write_tensors
+from outcrop.store.tensors import AGAIN, State, digest, open_tensors, read_tensors, refuse, write_tensors
 
 FORMAT, VERSION = "outcrop.checkpoint", 2
 _OLDEST = 1
@@ -300,8 +300,10 @@ def processors_of(folder: Path) -> list[list[Any]]:
 def _header(path: Path) -> dict[str, Any]:
     """Reads the header of a checkpoint without its tensors; empty where it cannot be read."""
     try:
-        with safe_open(path, framework="pt") as file:
+        with open_tensors(path) as file:
             found = parse_json((file.metadata() or {})["outcrop"])
+    except IoError:
+        raise
     except (SafetensorError, OSError, ValueError, KeyError, TypeError):
         return {}
     return found if isinstance(found, dict) else {}

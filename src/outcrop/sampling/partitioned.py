@@ -18,6 +18,7 @@ from outcrop.config import SampleConfig, exact_bytes, least_bytes
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.rows import NodePartitions, Visit
 from outcrop.runtime import memory_tables
+from outcrop.runtime.mapping import map_file
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.sampler import BatchSampler
@@ -89,7 +90,7 @@ def _most_resident(graph: Graph, parts: int, free_bytes: int) -> int:
 def _partition_edges(graph: Graph, shape: NodePartitions) -> np.ndarray:
     """Counts, int64 [parts], the edges that point at the nodes of each partition."""
     spec = graph.spec("indptr")
-    ends = np.memmap(graph.path / spec.file, "<i8", "r", shape=spec.shape)[shape.bounds]
+    ends = map_file(graph.path / spec.file, "<i8", shape=spec.shape)[shape.bounds]
     return np.diff(ends)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import outcrop._core as _core
 from outcrop.errors import ArgumentError, ChecksumError, FormatError
 from outcrop.runtime import memory_tables
+from outcrop.runtime.mapping import map_file
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.runtime.sharing import SharedMemory, may_be_shared, share_of
@@ -368,7 +369,7 @@ class DiskArray:
         """
         if self.spec.data_bytes == 0:
             return np.zeros(self.spec.shape, self.dtype)
-        flat = np.memmap(self.path, np.uint8, "r", shape=(self.spec.data_bytes,))
+        flat = map_file(self.path, np.uint8, shape=(self.spec.data_bytes,))
         if check:
             self.check(_core.crc32c(flat))
         rows = flat.reshape(self.num_rows, self.spec.stride_bytes)[:, : self.row_bytes]

@@ -5,8 +5,11 @@ Header entry ``outcrop``: JSON with format, version, the SHA-256 of all tensors,
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from outcrop.errors import ArgumentError, ChecksumError, FormatError
+from outcrop.errors import ArgumentError, ChecksumError, FormatError, IoError
 from outcrop.runtime.parsing import parse_json
 from outcrop.store import identity
 from outcrop.store.manifest import sync_folder, write_atomic
@@ -87,13 +90,32 @@ def digest(state: State) -> str:
     return _digest({name: value.detach().cpu() for name, value in state.items()})
 
 
+@contextmanager
+def open_tensors(path: Path, framework: str = "pt") -> Iterator[Any]:
+    """Opens a file as ``safetensors.safe_open`` does, which tells in several ways that there is no memory to map it.
+
+    Raises:
+        IoError: It cannot be mapped.
+    """
+    try:
+        with safe_open(path, framework=framework) as file:
+            yield file
+    except (MemoryError, RuntimeError) as error:
+        why = f"{path} cannot be mapped into memory: {error}"
+        raise IoError(
+            errno.ENOMEM, f"{why}; free some, or raise the limit on address space (ulimit -v)"
+        ) from None
+
+
 def _open(path: Path) -> tuple[State, dict[str, Any]]:
     if not path.is_file():
         raise FormatError(f"{path} is missing: train with a checkpoint folder first")
     try:
-        with safe_open(path, framework="pt") as file:
+        with open_tensors(path) as file:
             header = parse_json((file.metadata() or {}).get("outcrop", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except IoError:
+        raise
     except (SafetensorError, OSError, ValueError) as error:
         raise FormatError(f"{path} is truncated, damaged or no safetensors file ({error}): {AGAIN}") from None
     if not isinstance(header, dict):

@@ -33,6 +33,7 @@ from outcrop.importing.sources.edge_list import array_edges, edge_of
 from outcrop.importing.sources.features import array_features
 from outcrop.importing.sources.ids import PlainIds
 from outcrop.importing.sources.npy import array_blocks, open_npy
+from outcrop.runtime.mapping import map_file
 from outcrop.runtime.runtime import Runtime
 
 COLUMNS = 1024
@@ -160,7 +161,7 @@ def _open_rows(path: Path, columns: int | None) -> np.ndarray:
             f"{path} has {size} bytes and no header, so it is rows of {row_bytes} bytes: row {rows} is torn"
         )
     shape = (rows,) if columns is None else (rows, columns)
-    return np.memmap(path, np.float32, "r", shape=shape) if rows else np.zeros(shape, np.float32)
+    return map_file(path, np.float32, shape=shape) if rows else np.zeros(shape, np.float32)
 
 
 class _Labels:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from outcrop.errors import FormatError, IoError
+from outcrop.runtime.mapping import map_file
 from outcrop.runtime.runtime import Runtime
 
 # What NumPy raises for a header that is none; the last two where it tries to read it as Python 2 wrote it.
@@ -52,7 +53,7 @@ def open_npy(path: Path) -> np.ndarray:
         )
     if count == 0 or dtype.itemsize == 0:
         return np.zeros(shape, dtype)
-    return np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
+    return map_file(path, dtype, shape=shape, offset=offset, order="F" if fortran else "C")
 
 
 def forget_pages(array: np.ndarray) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import outcrop._core as _core
 from outcrop.errors import ChecksumError, FormatError
 from outcrop.preparation.cluster.pieces import PieceSet, PieceTable, RowsToPack, TableHead
+from outcrop.runtime.mapping import map_file
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import SequentialRows
 from outcrop.store.parts import names_of
@@ -166,7 +167,7 @@ class PieceOwner:
         if not len(used):
             return WantedRows(np.zeros(0, np.int64), counts)
         starts = (table.ids_start + table.bounds[chunk].astype(np.int64) * table.id_bytes) // table.id_bytes
-        every = np.memmap(table.ids_path, f"<i{table.id_bytes}", "r")
+        every = map_file(table.ids_path, f"<i{table.id_bytes}")
         return WantedRows(
             np.concatenate([every[starts[s] : starts[s] + counts[s]] for s in used]).astype(np.int64), counts
         )

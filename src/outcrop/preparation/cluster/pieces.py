@@ -26,6 +26,7 @@ from outcrop.preparation.pack_files import Journal, OutputFiles, RowsJournal
 from outcrop.preparation.pack_memory import FeatureChunks, cut_features
 from outcrop.preparation.pack_streams import RowStreams, Streams
 from outcrop.runtime import memory_tables
+from outcrop.runtime.mapping import mapping
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
@@ -113,7 +114,8 @@ class PieceTable:
     def __init__(self, folder: Path, head: TableHead, mode: Literal["r", "r+"] = "r+"):
         self.ids_path, self.out_path = folder.parent / head.ids, folder.parent / head.out
         self.id_bytes = head.id_bytes
-        arrays = {table: np.load(folder / f"{head.name}.{table}.npy", mmap_mode=mode) for table in _TABLES}
+        with mapping(folder / head.name):
+            arrays = {t: np.load(folder / f"{head.name}.{t}.npy", mmap_mode=mode) for t in _TABLES}
         self.bounds, self.ids_start, self.out_start = (arrays[table] for table in _TABLES[:3])
         self.crc, self.done = arrays["crc"], arrays["done"]
 
@@ -408,7 +410,8 @@ def _new_table(path: Path, shape: tuple[int, ...], dtype: type) -> np.ndarray:
     if not all(shape):
         np.save(path, np.zeros(shape, dtype))
         return np.zeros(shape, dtype)
-    table = np.lib.format.open_memmap(path, "w+", dtype, shape)
+    with mapping(path):
+        table = np.lib.format.open_memmap(path, "w+", dtype, shape)
     with path.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     return table

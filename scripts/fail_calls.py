@@ -1,0 +1,414 @@
+#!/usr/bin/env python3
+"""Fails every call that a command makes on its files, one in each run, and looks at what the command makes of it.
+
+    scripts/fail_calls.py [JOB ...] [--every N] [--kinds read,write,...] [--at K] [--json FILE]
+
+Each job is a command of ``outcrop`` on small input in a folder of its own. An undisturbed run counts the calls of each
+kind (tests/faults/failing_calls.c) and says what the command makes. Then, for every k: the k-th call of a kind fails
+with an error that such calls have, once or from then on, or moves half of what it was asked for. The command must end
+within a minute, either with what the undisturbed run made, or with status 1 and one error that names a file or the
+cause, without a traceback. The same command, run again without faults, must then make what the undisturbed run made.
+
+``--every N`` takes each N-th call alone, another share for each kind. Ends with status 1 where something was otherwise.
+Runs are forks of this process, which has imported all; it needs gcc for the library that it is started with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import contextlib
+import ctypes
+import errno
+import json
+import mmap
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).resolve().parents[1] / "tests"
+sys.path.insert(0, str(TESTS))
+
+BESIDE = "hidden files"
+LIBRARY, SECONDS = "OUTCROP_FAILING_CALLS", 60
+_TIMED = ("run.json", "imported.json")  # say when, or how long
+KINDS = {"open": 1, "read": 2, "write": 4, "sync": 8, "name": 16, "size": 32, "map": 64}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Says how a call fails: with ``error``, 0 for one that moves half; ``once``, or all from that one on."""
+
+    error: int
+    once: bool
+
+    def __str__(self) -> str:
+        if not self.error:
+            return "half" if self.once else "half, from then on"
+        return errno.errorcode[self.error] + ("" if self.once else ", from then on")
+
+
+FAULTS = {
+    "open": (Fault(errno.EIO, True), Fault(errno.EMFILE, True)),
+    "read": (Fault(errno.EIO, True), Fault(0, True)),
+    "write": (Fault(errno.ENOSPC, False), Fault(errno.EIO, True), Fault(0, True)),
+    "sync": (Fault(errno.EIO, True),),
+    "name": (Fault(errno.EIO, True), Fault(errno.EROFS, False)),
+    "size": (Fault(errno.ENOSPC, True),),
+    "map": (Fault(errno.ENOMEM, True),),
+}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Says how a run ended: its status (negative: by a signal; None: it hung), what it printed, which call failed."""
+
+    status: int | None
+    said: str
+    counted: int
+    failed: int
+    first: str
+
+
+@dataclass
+class Job:
+    """A command on small input.
+
+    Attributes:
+        begin: Makes the folder that it runs in.
+        command: What comes after ``outcrop``, with paths in that folder.
+        found: What it has made, by name.
+    """
+
+    name: str
+    begin: Callable[[Path], None]
+    command: Sequence[str]
+    found: Callable[[Path], dict[str, Any]]
+    counted: dict[str, int] = field(default_factory=dict)
+    want: dict[str, Any] = field(default_factory=dict)
+
+
+class Shared:
+    """Memory that the runs write what they have counted to."""
+
+    def __init__(self, library: ctypes.CDLL):
+        self._memory = mmap.mmap(-1, 4096)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._library = library
+
+    def clear(self) -> None:
+        self._memory[:] = bytes(4096)
+
+    def begin(self, folder: Path, at: int, fault: Fault, kinds: int) -> None:
+        given = (ctypes.c_char_p(str(folder).encode()), ctypes.c_void_p(self._address), ctypes.c_long(at))
+        self._library.begin_failing(*given, fault.error, int(fault.once), kinds)
+
+    def counts(self) -> tuple[int, int, str]:
+        counted, failed = (int.from_bytes(self._memory[at : at + 8], sys.byteorder) for at in (0, 8))
+        return counted, failed, self._memory[16:528].split(b"\0", 1)[0].decode(errors="replace")
+
+
+def run(shared: Shared, folder: Path, command: Sequence[str], at: int, fault: Fault, kind: str) -> Ended:
+    """Runs a command in ``folder`` as a fork, which ends as any Python does."""
+    shared.clear()
+    log = folder.with_suffix(".said")
+    child = os.fork()
+    if child == 0:
+        _be_the_command(shared, folder, log, command, at, fault, KINDS[kind])
+    status, until = None, time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        done, how = os.waitpid(child, os.WNOHANG)
+        if done:
+            status = os.waitstatus_to_exitcode(how)
+            break
+        time.sleep(0.002)
+    else:
+        os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    said = log.read_text(errors="replace")
+    return Ended(status, said, *shared.counts())
+
+
+def _be_the_command(
+    shared: Shared, folder: Path, log: Path, command: Sequence[str], at: int, fault: Fault, kinds: int
+) -> None:
+    status = 70
+    try:
+        os.setsid()
+        said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for number in (1, 2):
+            os.dup2(said, number)
+        from outcrop.cli import main
+
+        os.chdir(folder)
+        sys.argv = ["outcrop", *command]
+        shared.begin(folder, at, fault, kinds)
+        main.run()
+        status = 0
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1 if end.code else 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            threading._shutdown()  # type: ignore[attr-defined]
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def wrong_of(ended: Ended, made: bool, job: Job) -> str:
+    """Says what is not as it must be after a fault; empty: nothing. ``made``: all is there as undisturbed."""
+    if ended.status is None:
+        return f"hung for {SECONDS} s"
+    if "Traceback" in ended.said:
+        return "a traceback"
+    if ended.status == 0:
+        return "" if made else "status 0, and something else was made"
+    if ended.status < 0:
+        return f"ended by signal {-ended.status}"
+    if ended.status != 1:
+        return f"status {ended.status}"
+    text = " ".join(ended.said.split())
+    if "error:" not in text:
+        return "no error is said"
+    if "may be a bug of Outcrop" in text:
+        return "it was not foreseen"
+    said = text.partition("error:")[2]
+    if not re.search(r"/|\.\w+", said) and not any(word in said for word in job.command[1:]):
+        return "the error names no file"
+    return ""
+
+
+class Search:
+    """Runs jobs with faults.
+
+    Attributes:
+        tried, named: How many faults there were, and after how many of them the command ended with an error.
+        wrong: What was otherwise, with the fault that shows it.
+    """
+
+    def __init__(self, shared: Shared, folder: Path, say: Callable[[str], None]):
+        self._shared, self._folder, self._say = shared, folder, say
+        self.tried, self.named, self.wrong = Counter[str](), Counter[str](), list[str]()
+
+    def learn(self, job: Job) -> None:
+        """Runs the command undisturbed."""
+        for kind in KINDS:
+            with self._fresh(job) as folder:
+                ended = run(self._shared, folder, job.command, 0, Fault(0, True), kind)
+                if ended.status != 0:
+                    raise SystemExit(f"{job.name}, undisturbed: status {ended.status}\n{ended.said}")
+                job.counted[kind], found = ended.counted, job.found(folder)
+                if job.want and (other := differences(found, job.want)):
+                    raise SystemExit(f"{job.name}, undisturbed, makes other {other} each time")
+                job.want = found
+        self._say(f"{job.name}: {json.dumps(job.counted)}")
+
+    def fail(self, job: Job, kind: str, at: int, fault: Fault) -> None:
+        """Has one call fail, and the command run again."""
+        with self._fresh(job) as folder:
+            ended = run(self._shared, folder, job.command, at, fault, kind)
+            other = differences(job.found(folder), job.want)
+            made = ended.status == 0 and other in (
+                [],
+                [BESIDE],
+            )  # what could not be removed, the next command removes
+            wrong = wrong_of(ended, made, job)
+            again = run(self._shared, folder, job.command, 0, Fault(0, True), kind)
+            self.tried[job.name] += ended.failed > 0
+            self.named[job.name] += ended.status == 1
+            if again.status != 0:
+                wrong = (
+                    f"{wrong}; then the same command ends with {again.status}: {again.said.strip()[-500:]}"
+                )
+            elif other := differences(job.found(folder), job.want):
+                wrong = f"{wrong}; then the same command makes other {other}"
+        if wrong:
+            self.wrong.append(f"{job.name}: {kind} {at}, {fault}: {ended.first}: {wrong.strip('; ')}")
+            self._say(f"WRONG {self.wrong[-1]}\n   said: {' '.join(ended.said.split())[-600:]}")
+
+    @contextlib.contextmanager
+    def _fresh(self, job: Job) -> Iterator[Path]:
+        folder = self._folder / "case"
+        job.begin(folder)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder)
+
+
+def differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    return sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
+
+
+def make_inputs(made: Path) -> None:
+    """Makes small inputs, by a child: threads that this process started would be missing in its forks."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            _make_inputs(made)
+            status = 0
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+    if os.waitpid(child, 0)[1]:
+        raise SystemExit("the inputs could not be made")
+
+
+def _make_inputs(made: Path) -> None:
+    import numpy as np
+
+    import outcrop as oc
+
+    quiet, random, source = oc.Observer(progress=False), np.random.default_rng(0), made / "source"
+    source.mkdir(parents=True)
+    np.save(source / "edges.npy", random.integers(0, 300, (2, 3000)))
+    np.save(source / "features.npy", random.random((300, 24), np.float32))
+    np.save(source / "labels.npy", random.integers(0, 5, 300))
+    for name, begin in (("train", 0), ("valid", 60), ("test", 120)):
+        np.save(source / f"{name}.npy", np.arange(begin, begin + 60))
+    graph = oc.import_graph(f"arrays:{source}", made / "g.oc", progress=False)
+    sampling = oc.SampleConfig(fanouts=(3, 3), batch_size=20)
+    oc.prepare(graph, made / "g.run", sampling=sampling, epochs=1, memory="4MiB", observer=quiet)
+    oc.train(
+        graph,
+        model=oc.ModelConfig("sage", hidden=4),
+        training=oc.TrainConfig(epochs=1),
+        sampling=sampling,
+        loading=oc.InMemory(),
+        checkpoint=made / "ckpt",
+        observer=quiet,
+    )
+
+
+def jobs(made: Path) -> list[Job]:
+    """Returns the jobs, which begin with copies of what :func:`make_inputs` has made."""
+    from artifact_support import tree
+    from outcrop.nn import checkpoint as checkpoints
+    from outcrop.store.tensors import digest
+
+    def copies(*names: str) -> Callable[[Path], None]:
+        def begin(folder: Path) -> None:
+            folder.mkdir()
+            for name in names:
+                shutil.copytree(made / name, folder / name)
+
+        return begin
+
+    def files_of(*names: str) -> Callable[[Path], dict[str, Any]]:
+        def found(folder: Path) -> dict[str, Any]:
+            made: dict[str, Any] = {
+                BESIDE: sorted(p.name for p in folder.iterdir() if p.name.startswith("."))
+            }
+            for name in names:
+                path = folder / name
+                here = tree(path) if path.is_dir() else {"": path.read_bytes()} if path.is_file() else {}
+                made |= {f"{name}/{inner}": data for inner, data in here.items() if inner not in _TIMED}
+            return made
+
+        return found
+
+    def learned(folder: Path) -> dict[str, Any]:
+        found: dict[str, Any] = {BESIDE: sorted(p.name for p in folder.iterdir() if p.name.startswith("."))}
+        for name in ("last", "best"):
+            path = folder / "ckpt" / f"{name}.safetensors"
+            if path.is_file():
+                at = checkpoints.read(path)
+                found[name] = digest(at.model if name == "last" else at.best or at.model)
+        return found
+
+    learn = ["--epochs", "2", "--hidden", "4", "--checkpoint", "ckpt", "--quiet"]
+    same, little = ["--fanouts", "3,3", "--batch-size", "20"], ["--memory", "4MiB", "--quiet"]
+    return [
+        Job("import", copies("source"), ["import", "arrays:source", "g.oc", "--quiet"], files_of("g.oc")),
+        Job("prepare", copies("g.oc"), ["prepare", "g.oc", "g.run", *same, "--epochs", "1", *little],
+            files_of("g.oc", "g.run")),
+        Job("train packed", copies("g.oc", "g.run"), ["train", "g.oc", "--run", "g.run", *learn], learned),
+        Job("train online", copies("g.oc"), ["train", "g.oc", "--mode", "online", *same, *learn], learned),
+        Job("infer", copies("g.oc", "ckpt"),
+            ["infer", "g.oc", "--checkpoint", "ckpt", "--out", "out.npy", "--quiet"], files_of("out.npy")),
+        Job("verify", copies("g.oc", "g.run"), ["verify", "g.run"], files_of("g.oc", "g.run")),
+    ]  # fmt: skip
+
+
+def started_with_library(arguments: Sequence[str]) -> ctypes.CDLL:
+    """Returns the library, which this process has loaded before all others; starts it anew where it has not."""
+    if LIBRARY not in os.environ:
+        with tempfile.TemporaryDirectory(prefix="outcrop-calls-") as folder:
+            library = Path(folder) / "failing_calls.so"
+            source = TESTS / "faults" / "failing_calls.c"
+            subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+            more = {LIBRARY: str(library), "LD_PRELOAD": str(library), "OUTCROP_IO_BACKEND": "pread"}
+            more |= {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+            raise SystemExit(subprocess.run([sys.executable, *arguments], env=os.environ | more).returncode)
+    return ctypes.CDLL(os.environ[LIBRARY])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("jobs", nargs="*", help="by name; all unless given")
+    parser.add_argument("--every", type=int, default=1, help="takes each N-th call alone")
+    parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}")
+    parser.add_argument("--at", type=int, help="takes this call alone")
+    parser.add_argument("--json", type=Path, help="writes what was tried")
+    asked = parser.parse_args()
+    library = started_with_library(sys.argv)
+    import torch_geometric  # noqa: F401  what runs would import, once
+
+    from outcrop.bench.origin import origin
+
+    shared, began = Shared(library), time.monotonic()
+    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    folder = Path(
+        tempfile.mkdtemp(prefix="outcrop-calls-", dir=base)
+    )  # forks would remove a TemporaryDirectory
+    try:
+        make_inputs(folder / "made")
+        chosen = [job for job in jobs(folder / "made") if not asked.jobs or job.name in asked.jobs]
+        search = Search(shared, folder, lambda text: print(text, flush=True))
+        for job in chosen:
+            search.learn(job)
+            for number, kind in enumerate(asked.kinds.split(",")):
+                first = 1 + number % asked.every
+                calls = [asked.at] if asked.at else range(first, job.counted[kind] + 1, asked.every)
+                for at in calls:
+                    for fault in FAULTS[kind]:
+                        search.fail(job, kind, at, fault)
+            print(f"{job.name}: {search.tried[job.name]} faults, {len(search.wrong)} wrong so far, "
+                  f"{time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
+    finally:
+        shutil.rmtree(folder)
+    total = search.tried.total()
+    print(f"{total} faults, {search.named.total()} named, {len(search.wrong)} wrong")
+    if asked.json is not None:
+        counts = {job.name: job.counted for job in chosen}
+        result = {
+            **origin("fail-calls"), "every": asked.every, "seconds": time.monotonic() - began, "calls": counts,
+            "faults": total, "named": search.named.total(), "wrong": search.wrong,
+            "columns": ["command", "calls", "faults", "ended with an error"],
+            "rows": [[str(cell) for cell in (job.name, sum(job.counted.values()), search.tried[job.name],
+                     search.named[job.name])] for job in chosen],
+        }  # fmt: skip
+        asked.json.write_text(json.dumps(result, indent=1))
+    return len(search.wrong) > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
