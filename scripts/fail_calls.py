@@ -38,12 +38,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import safetensors.numpy
+
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 sys.path.insert(0, str(TESTS))
 
 BESIDE = "hidden files"
 LIBRARY, SECONDS = "OUTCROP_FAILING_CALLS", 60
-_TIMED = ("run.json", "imported.json")  # say when, or how long
+_TIMED = ("run.json", "imported.json", "timeline.json")  # say when, or how long
 KINDS = {"open": 1, "read": 2, "write": 4, "sync": 8, "name": 16, "size": 32, "map": 64}
 
 
@@ -251,6 +253,13 @@ class Search:
             shutil.rmtree(folder)
 
 
+def tensors_of(name: str, data: bytes) -> Any:
+    """Returns the tensors alone of a file of some: what it says of them has times."""
+    if not name.endswith(".safetensors"):
+        return data
+    return {key: value.tobytes() for key, value in safetensors.numpy.load(data).items()}
+
+
 def differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     return sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
 
@@ -263,6 +272,8 @@ def make_inputs(made: Path) -> None:
         try:
             _make_inputs(made)
             status = 0
+        except BaseException:
+            traceback.print_exc()
         finally:
             sys.stdout.flush()
             os._exit(status)
@@ -282,6 +293,21 @@ def _make_inputs(made: Path) -> None:
     np.save(source / "labels.npy", random.integers(0, 5, 300))
     for name, begin in (("train", 0), ("valid", 60), ("test", 120)):
         np.save(source / f"{name}.npy", np.arange(begin, begin + 60))
+    (made / "triples").mkdir()
+    heads, relations, tails = (
+        random.integers(0, 60, 400),
+        random.integers(0, 4, 400),
+        random.integers(0, 60, 400),
+    )
+    lines = [f"n{h}\tr{r}\tn{t}\n" for h, r, t in zip(heads, relations, tails, strict=True)]
+    for name, begin, end in (("train", 0, 360), ("valid", 360, 380), ("test", 380, 400)):
+        (made / "triples" / f"{name}.txt").write_text("".join(lines[begin:end]))
+    oc.import_triples(made / "triples", made / "t.kg", progress=False)
+    config = oc.BucketConfig(4)
+    oc.embed_prepare(made / "t.kg", made / "t.emb", config, progress=False)
+    shutil.copytree(made / "t.emb", made / "trained.emb")
+    small = oc.EmbedConfig(dim=8, epochs=1, negatives=8, batch=50, chunk=10)
+    oc.embed_train(made / "trained.emb", config=small, observer=quiet)
     graph = oc.import_graph(f"arrays:{source}", made / "g.oc", progress=False)
     sampling = oc.SampleConfig(fanouts=(3, 3), batch_size=20)
     oc.prepare(graph, made / "g.run", sampling=sampling, epochs=1, memory="4MiB", observer=quiet)
@@ -318,7 +344,11 @@ def jobs(made: Path) -> list[Job]:
             for name in names:
                 path = folder / name
                 here = tree(path) if path.is_dir() else {"": path.read_bytes()} if path.is_file() else {}
-                made |= {f"{name}/{inner}": data for inner, data in here.items() if inner not in _TIMED}
+                made |= {
+                    f"{name}/{inner}": tensors_of(inner, data)
+                    for inner, data in here.items()
+                    if Path(inner).name not in _TIMED
+                }
             return made
 
         return found
@@ -333,6 +363,7 @@ def jobs(made: Path) -> list[Job]:
         return found
 
     learn = ["--epochs", "2", "--hidden", "4", "--checkpoint", "ckpt", "--quiet"]
+    vectors = ["--dim", "8", "--epochs", "2", "--negatives", "8", "--chunk", "10", "--batch", "50", "--quiet"]
     same, little = ["--fanouts", "3,3", "--batch-size", "20"], ["--memory", "4MiB", "--quiet"]
     return [
         Job("import", copies("source"), ["import", "arrays:source", "g.oc", "--quiet"], files_of("g.oc")),
@@ -342,6 +373,12 @@ def jobs(made: Path) -> list[Job]:
         Job("train online", copies("g.oc"), ["train", "g.oc", "--mode", "online", *same, *learn], learned),
         Job("infer", copies("g.oc", "ckpt"),
             ["infer", "g.oc", "--checkpoint", "ckpt", "--out", "out.npy", "--quiet"], files_of("out.npy")),
+        Job("import triples", copies("triples"), ["import", "triples:triples", "t.kg", "--quiet"], files_of("t.kg")),
+        Job("embed prepare", copies("t.kg"), ["embed", "prepare", "t.kg", "t.emb", "--partitions", "4", *little],
+            files_of("t.emb")),
+        Job("embed train", copies("t.kg", "t.emb"), ["embed", "train", "t.emb", *vectors], files_of("t.emb")),
+        Job("embed export", copies("t.kg", "trained.emb"), ["embed", "export", "trained.emb", "--quiet"],
+            files_of("trained.emb/export")),
         Job("verify", copies("g.oc", "g.run"), ["verify", "g.run"], files_of("g.oc", "g.run")),
     ]  # fmt: skip
 

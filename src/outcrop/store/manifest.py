@@ -462,7 +462,7 @@ def sync_folder(folder: Path) -> None:
     except OSError as error:
         raise IoError(
             error.errno or 0,
-            f"{folder}: {error.strerror or error}, so what was written there may not outlast a crash",
+            f"{folder.absolute()}: {error.strerror or error}, so what was written there may not outlast a crash",
         ) from error
 
 
