@@ -36,7 +36,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import safetensors.numpy
 
@@ -123,12 +123,20 @@ class Shared:
 
 
 def run(shared: Shared, folder: Path, command: Sequence[str], at: int, fault: Fault, kind: str) -> Ended:
-    """Runs a command in ``folder`` as a fork, which ends as any Python does."""
+    """Runs a command in ``folder`` as a fork, with the ``at``-th call of a kind failing."""
     shared.clear()
     log = folder.with_suffix(".said")
     child = os.fork()
     if child == 0:
-        _be_the_command(shared, folder, log, command, at, fault, KINDS[kind])
+        be_the_command(
+            folder, log, command, lambda: shared.begin(folder, at, fault, KINDS[kind]), lambda: None
+        )
+    ended = wait(child, log)
+    return Ended(ended.status, ended.said, *shared.counts())
+
+
+def wait(child: int, log: Path) -> Ended:
+    """Waits for a fork, and says how it ended; one that hangs is killed."""
     status, until = None, time.monotonic() + SECONDS
     while time.monotonic() < until:
         done, how = os.waitpid(child, os.WNOHANG)
@@ -139,13 +147,13 @@ def run(shared: Shared, folder: Path, command: Sequence[str], at: int, fault: Fa
     else:
         os.killpg(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    said = log.read_text(errors="replace")
-    return Ended(status, said, *shared.counts())
+    return Ended(status, log.read_text(errors="replace") if log.exists() else "", 0, 0, "")
 
 
-def _be_the_command(
-    shared: Shared, folder: Path, log: Path, command: Sequence[str], at: int, fault: Fault, kinds: int
-) -> None:
+def be_the_command(
+    folder: Path, log: Path, command: Sequence[str], begin: Callable[[], None], end: Callable[[], None]
+) -> NoReturn:
+    """Runs ``outcrop`` in this fork, between ``begin`` and ``end``, and ends as any Python does."""
     status = 70
     try:
         os.setsid()
@@ -156,11 +164,11 @@ def _be_the_command(
 
         os.chdir(folder)
         sys.argv = ["outcrop", *command]
-        shared.begin(folder, at, fault, kinds)
+        begin()
         main.run()
         status = 0
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else 1 if end.code else 0
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else 1 if ended.code else 0
     except BaseException:
         traceback.print_exc()
     finally:
@@ -169,6 +177,7 @@ def _be_the_command(
             atexit._run_exitfuncs()
             sys.stdout.flush()
             sys.stderr.flush()
+        end()
         os._exit(status)
 
 
