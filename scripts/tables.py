@@ -228,6 +228,7 @@ TABLES = {
     "cost-model": Table("cost-model.json", command="outcrop bench cost-model"),
     "scale-out": Table("scale-out.json"),
     "wire": Table("wire.json"),
+    "kills": Table("kills.json", command="scripts/kills.py 200"),
     "layout": Table("layout.json", command="outcrop bench layout"),
     "pipeline": Table("pipeline.json"),
     "pipeline-gat": Table("pipeline-gat.json", command="outcrop bench pipeline --model gat"),

@@ -28,7 +28,7 @@ def script() -> Any:
 @pytest.mark.slow
 def test_every_command_survives_or_names_what_failed() -> None:
     ended = subprocess.run(
-        [sys.executable, SCRIPT, "--every", "29"],
+        [sys.executable, SCRIPT, "--every", "67"],
         env=child_environment(),
         capture_output=True,
         text=True,
