@@ -263,10 +263,12 @@ class Search:
 
 
 def tensors_of(name: str, data: bytes) -> Any:
-    """Returns the tensors alone of a file of some: what it says of them has times."""
+    """Returns the tensors alone of a file of some: what it says of them has times. A broken file: its bytes."""
     if not name.endswith(".safetensors"):
         return data
-    return {key: value.tobytes() for key, value in safetensors.numpy.load(data).items()}
+    with contextlib.suppress(safetensors.SafetensorError):
+        return {key: value.tobytes() for key, value in safetensors.numpy.load(data).items()}
+    return data
 
 
 def differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
@@ -331,11 +333,27 @@ def _make_inputs(made: Path) -> None:
     )
 
 
+def learned(folder: Path) -> dict[str, Any]:
+    """Returns the tensors of the checkpoints in ``ckpt``, or what is wrong with them."""
+    from outcrop.errors import OutcropError
+    from outcrop.nn import checkpoint as checkpoints
+    from outcrop.store.tensors import digest
+
+    found: dict[str, Any] = {BESIDE: sorted(p.name for p in folder.iterdir() if p.name.startswith("."))}
+    for name in ("last", "best"):
+        path = folder / "ckpt" / f"{name}.safetensors"
+        if path.is_file():
+            try:
+                at = checkpoints.read(path)
+                found[name] = digest(at.model if name == "last" else at.best or at.model)
+            except OutcropError as broken:
+                found[name] = str(broken)
+    return found
+
+
 def jobs(made: Path) -> list[Job]:
     """Returns the jobs, which begin with copies of what :func:`make_inputs` has made."""
     from artifact_support import tree
-    from outcrop.nn import checkpoint as checkpoints
-    from outcrop.store.tensors import digest
 
     def copies(*names: str) -> Callable[[Path], None]:
         def begin(folder: Path) -> None:
@@ -360,15 +378,6 @@ def jobs(made: Path) -> list[Job]:
                 }
             return made
 
-        return found
-
-    def learned(folder: Path) -> dict[str, Any]:
-        found: dict[str, Any] = {BESIDE: sorted(p.name for p in folder.iterdir() if p.name.startswith("."))}
-        for name in ("last", "best"):
-            path = folder / "ckpt" / f"{name}.safetensors"
-            if path.is_file():
-                at = checkpoints.read(path)
-                found[name] = digest(at.model if name == "last" else at.best or at.model)
         return found
 
     learn = ["--epochs", "2", "--hidden", "4", "--checkpoint", "ckpt", "--quiet"]

@@ -4,6 +4,7 @@
 
 have_uring() { compiles '#include <liburing.h>'; }
 have_gtest() { compiles '#include <gtest/gtest.h>'; }
+have_xfs() { command -v mkfs.xfs >/dev/null || [ -x /usr/sbin/mkfs.xfs ]; }
 have_chromium() { command -v chromedriver >/dev/null && command -v chromium >/dev/null; }
 have_cxx20() { compiles '#include <bit>
 #include <span>
@@ -37,6 +38,7 @@ system_packages() {
   have_python_headers || apt_install needed python3-dev
   have_uring || apt_install optional liburing-dev "reads and writes use pread instead of io_uring"
   [ "$1" != test ] || have_gtest || apt_install optional libgtest-dev "the C++ tests are left out"
+  [ "$1" != test ] || have_xfs || apt_install optional xfsprogs "power is not cut on xfs"
   [ "$1" != test ] || have_chromium || apt_install optional chromium-driver "the tests of reports in a browser are left out"
 }
 

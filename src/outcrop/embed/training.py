@@ -50,7 +50,7 @@ from outcrop.errors import ArgumentError, FormatError, NumericError, renaming
 from outcrop.runtime import memory_tables
 from outcrop.runtime.keyed_random import key_of
 from outcrop.runtime.runtime import Runtime
-from outcrop.store.manifest import write_atomic
+from outcrop.store.manifest import temporary_file, write_atomic
 from outcrop.store.tensors import require_equal, write_tensors
 
 TIMELINE = "timeline.json"
@@ -281,6 +281,8 @@ class EmbeddingTrainer:
     def _begin_table(self) -> None:
         holders = self.schedule.holders(self._at.epoch, self._at.round) % self._group.world
         self._tables.begin(self._path, holders, self.runtime)
+        if self._group.leads:  # of a machine that went down; where all is trained, no other is written
+            temporary_file(self.folder / TIMELINE).unlink(missing_ok=True)
 
     def _check_room(self) -> None:
         """Raises BudgetError where a unit of any epoch would not fit beside what is held."""
@@ -408,9 +410,9 @@ class EmbeddingTrainer:
             self._bytes_sent - sent,
         )
         self.records.append(together(self._group.gather(record)))
-        self._save(Position(epoch + 1, 0, 0, self._step))
-        if self._group.leads:
+        if self._group.leads:  # before the checkpoint, whose names are synced
             self._write_timeline(epoch, [s for s in buffer.swaps[swaps:] if s.evicted])
+        self._save(Position(epoch + 1, 0, 0, self._step))
         runtime.trace.event("embed.record", **asdict(self.records[-1]))
 
     @property
