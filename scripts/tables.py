@@ -229,6 +229,7 @@ TABLES = {
     "scale-out": Table("scale-out.json"),
     "wire": Table("wire.json"),
     "kills": Table("kills.json", command="scripts/kills.py 200"),
+    "power-cuts": Table("power_cuts.json", command="scripts/power_cuts.py"),
     "layout": Table("layout.json", command="outcrop bench layout"),
     "pipeline": Table("pipeline.json"),
     "pipeline-gat": Table("pipeline-gat.json", command="outcrop bench pipeline --model gat"),
