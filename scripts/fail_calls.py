@@ -46,7 +46,7 @@ sys.path.insert(0, str(TESTS))
 BESIDE = "hidden files"
 LIBRARY, SECONDS = "OUTCROP_FAILING_CALLS", 60
 _TIMED = ("run.json", "imported.json", "timeline.json")  # say when, or how long
-KINDS = {"open": 1, "read": 2, "write": 4, "sync": 8, "name": 16, "size": 32, "map": 64}
+KINDS = {"open": 1, "read": 2, "write": 4, "sync": 8, "name": 16, "size": 32, "map": 64, "thread": 128}
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ FAULTS = {
     "name": (Fault(errno.EIO, True), Fault(errno.EROFS, False)),
     "size": (Fault(errno.ENOSPC, True),),
     "map": (Fault(errno.ENOMEM, True),),
+    "thread": (Fault(errno.EAGAIN, True),),
 }
 
 
@@ -92,12 +93,15 @@ class Job:
         begin: Makes the folder that it runs in.
         command: What comes after ``outcrop``, with paths in that folder.
         found: What it has made, by name.
+        spared: Kinds of calls that do not fail: Arrow, which reads CSV files, waits for ever for a thread of its own
+            that could not be started.
     """
 
     name: str
     begin: Callable[[Path], None]
     command: Sequence[str]
     found: Callable[[Path], dict[str, Any]]
+    spared: Sequence[str] = ()
     counted: dict[str, int] = field(default_factory=dict)
     want: dict[str, Any] = field(default_factory=dict)
 
@@ -391,7 +395,8 @@ def jobs(made: Path) -> list[Job]:
         Job("train online", copies("g.oc"), ["train", "g.oc", "--mode", "online", *same, *learn], learned),
         Job("infer", copies("g.oc", "ckpt"),
             ["infer", "g.oc", "--checkpoint", "ckpt", "--out", "out.npy", "--quiet"], files_of("out.npy")),
-        Job("import triples", copies("triples"), ["import", "triples:triples", "t.kg", "--quiet"], files_of("t.kg")),
+        Job("import triples", copies("triples"), ["import", "triples:triples", "t.kg", "--quiet"], files_of("t.kg"),
+            spared=["thread"]),
         Job("embed prepare", copies("t.kg"), ["embed", "prepare", "t.kg", "t.emb", "--partitions", "4", *little],
             files_of("t.emb")),
         Job("embed train", copies("t.kg", "t.emb"), ["embed", "train", "t.emb", *vectors], files_of("t.emb")),
@@ -441,6 +446,8 @@ def main() -> int:
         for job in chosen:
             search.learn(job)
             for number, kind in enumerate(asked.kinds.split(",")):
+                if kind in job.spared:
+                    continue
                 first = 1 + number % asked.every
                 calls = [asked.at] if asked.at else range(first, job.counted[kind] + 1, asked.every)
                 for at in calls:

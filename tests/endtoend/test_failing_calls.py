@@ -26,9 +26,10 @@ def script() -> Any:
 
 
 @pytest.mark.slow
-def test_every_command_survives_or_names_what_failed() -> None:
+@pytest.mark.parametrize("share", [["--every", "67"], ["--kinds", "thread", "--every", "8"]])
+def test_every_command_survives_or_names_what_failed(share: list[str]) -> None:
     ended = subprocess.run(
-        [sys.executable, SCRIPT, "--every", "67"],
+        [sys.executable, SCRIPT, *share],
         env=child_environment(),
         capture_output=True,
         text=True,

@@ -1,13 +1,14 @@
 // Fails the k-th call that a process makes on files of one folder: for LD_PRELOAD. See failing_calls.py.
 //
-// Calls count that have a path in the folder, or a descriptor that was opened by one. What they are is said by kind, so
-// that a full disk fails what writes and a bad one what reads.
+// Calls count that have a path in the folder, or a descriptor that was opened by one, and threads that begin. What they
+// are is said by kind, so that a full disk fails what writes and a bad one what reads.
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -18,7 +19,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { kOpen = 1, kRead = 2, kWrite = 4, kSync = 8, kName = 16, kSize = 32, kMap = 64 };
+enum { kOpen = 1, kRead = 2, kWrite = 4, kSync = 8, kName = 16, kSize = 32, kMap = 64, kThread = 128 };
 
 // In memory that the parent sees, too.
 struct Counts {
@@ -255,3 +256,10 @@ int link(const char* from, const char* to) {
   }
 MAP(mmap, off_t)
 MAP(mmap64, off64_t)
+
+// Returns its error.
+int pthread_create(pthread_t* made, const pthread_attr_t* how, void* (*begin)(void*), void* given) {
+  REAL(int, "pthread_create", pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
+  if (fails(kThread, "pthread_create", NULL)) return errno;
+  return real(made, how, begin, given);
+}

@@ -16,10 +16,17 @@ unsigned usable_cores() {
 
 WorkerPool::WorkerPool(unsigned threads) {
   if (threads == 0) threads = usable_cores();
-  for (unsigned i = 1; i < threads; ++i) workers_.emplace_back([this, i] { worker_loop(i); });
+  try {
+    for (unsigned i = 1; i < threads; ++i) workers_.push_back(start_thread([this, i] { worker_loop(i); }));
+  } catch (...) {
+    end();
+    throw;
+  }
 }
 
-WorkerPool::~WorkerPool() {
+WorkerPool::~WorkerPool() { end(); }
+
+void WorkerPool::end() {
   {
     std::lock_guard lock(mutex_);
     stop_ = true;

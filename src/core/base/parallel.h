@@ -1,14 +1,29 @@
-// A small fixed worker pool. Work is split by index, so what is computed never depends on the thread count.
+// Threads, and a small fixed worker pool. Work is split by index, so what is computed never depends on the thread count.
 #pragma once
 #include <condition_variable>
 #include <cstddef>
 #include <exception>
 #include <functional>
 #include <mutex>
+#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "base/error.h"
+
 namespace outcrop {
+
+// A thread that runs `body`, or an Error that says what limits their number.
+template <class Body>
+std::thread start_thread(Body&& body) {
+  try {
+    return std::thread(std::forward<Body>(body));
+  } catch (const std::system_error& refused) {
+    throw_io("another thread cannot be started; what limits them is ulimit -u, or pids.max of the container",
+             refused.code().value());
+  }
+}
 
 class WorkerPool {
  public:
@@ -26,6 +41,7 @@ class WorkerPool {
 
  private:
   void worker_loop(unsigned worker);
+  void end();
   void work(unsigned worker);
 
   std::mutex turn_, mutex_;

@@ -3,11 +3,12 @@
 #include <utility>
 
 #include "base/checksum.h"
+#include "base/parallel.h"
 
 namespace outcrop {
 
 SlabSwap::SlabSwap(std::shared_ptr<BlockIo> io, std::vector<SlabMove> moves)
-    : io_(std::move(io)), moves_(std::move(moves)), thread_([this] { run(); }) {}
+    : io_(std::move(io)), moves_(std::move(moves)), thread_(start_thread([this] { run(); })) {}
 
 SlabSwap::~SlabSwap() {
   if (thread_.joinable()) thread_.join();

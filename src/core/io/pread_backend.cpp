@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/buffer.h"
+#include "base/parallel.h"
 #include "io/engine.h"
 
 namespace outcrop {
@@ -34,6 +35,7 @@ class PreadBackend final : public Engine {
     std::vector<std::thread> threads;
   };
   void run(std::byte* slot);
+  void end();
   std::optional<Error> carry(Transfer& transfer);
   int64_t attempt(const Transfer& transfer) const;
 
@@ -46,8 +48,13 @@ PreadBackend::PreadBackend(const IoOptions& options, Budget& budget)
     : Engine(options, budget), feed_(rule_, counters_) {
   const unsigned threads = std::max(1u, options.threads);
   slots_ = Buffer(budget, "io-buffers", threads * rule_.slot_bytes);
-  for (unsigned i = 0; i < threads; ++i)
-    state_->threads.emplace_back([this, i] { run(slots_.data() + i * rule_.slot_bytes); });
+  try {
+    for (unsigned i = 0; i < threads; ++i)
+      state_->threads.push_back(start_thread([this, i] { run(slots_.data() + i * rule_.slot_bytes); }));
+  } catch (...) {
+    end();
+    throw;
+  }
 }
 
 PreadBackend::~PreadBackend() {
@@ -55,6 +62,10 @@ PreadBackend::~PreadBackend() {
     (void)state_.release();  // its threads live in the parent
     return;
   }
+  end();
+}
+
+void PreadBackend::end() {
   {
     std::lock_guard lock(state_->mutex);
     state_->stop = true;

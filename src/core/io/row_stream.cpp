@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/parallel.h"
 #include "io/row_file.h"
 
 namespace outcrop {
@@ -226,7 +227,7 @@ RowStream::RowStream(std::shared_ptr<BlockIo> io, Budget& budget, FileId file, c
   for (uint64_t p = 0; p < parts; ++p)
     s.parts.push_back({s.scratch.data() + p * s.part_bytes,
                        reinterpret_cast<RowEntry*>(rows) + p * s.part_rows, nullptr, std::nullopt, nullptr});
-  s.driver = std::thread([&s] { s.drive(); });
+  s.driver = start_thread([&s] { s.drive(); });
 }
 
 RowStream::~RowStream() {

@@ -27,6 +27,7 @@
 #include <utility>
 
 #include "base/buffer.h"
+#include "base/parallel.h"
 #include "io/engine.h"
 
 namespace outcrop {
@@ -143,7 +144,12 @@ Ring::Ring(const SplitRule& rule, const IoOptions& options, AtomicIoCounters& co
   for (unsigned i = rule_.slots; i-- > 0;) free_slots_.push_back(slots_ + i * rule_.slot_bytes);
   std::promise<int> ready;
   auto result = ready.get_future();
-  thread_ = std::thread([this, ready = std::move(ready)]() mutable { run(std::move(ready)); });
+  try {
+    thread_ = start_thread([this, ready = std::move(ready)]() mutable { run(std::move(ready)); });
+  } catch (...) {
+    ::close(wake_);
+    throw;
+  }
   if (const int error = result.get(); error < 0) {
     thread_.join();
     ::close(wake_);

@@ -15,6 +15,7 @@
 
 #include "base/checksum.h"
 #include "base/error.h"
+#include "base/parallel.h"
 #include "base/random.h"
 
 namespace outcrop {
@@ -39,7 +40,7 @@ class RingController::Impl final : private IoListener {
         ended_(reinterpret_cast<kernels::uint32*>(memory + layout.ended)),
         faults_(faults),
         checksums_(checksums),
-        thread_([this] { run(); }) {}
+        thread_(start_thread([this] { run(); })) {}
   ~Impl() {
     stop_.store(true, std::memory_order_relaxed);
     thread_.join();

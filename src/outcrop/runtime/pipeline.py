@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from outcrop.errors import CancelledError, OutcropError
+from outcrop.errors import CancelledError, IoError, OutcropError
+from outcrop.runtime import threads
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.05
@@ -162,8 +163,11 @@ class Pipeline(Generic[T]):
             for n, stage in enumerate(stages)
         ]
         self._finish = weakref.finalize(self, _end, self._state, self._threads, on_cancel)
-        for thread in self._threads:
-            thread.start()
+        try:
+            threads.start(self._threads)
+        except IoError:
+            self._finish()
+            raise
 
     def __iter__(self) -> Iterator[T]:
         return self

@@ -316,3 +316,23 @@ def test_cancelled():
     event.set()
     with pytest.raises(CancelledError):
         event.check()
+
+
+@pytest.mark.parametrize("allowed", [0, 1, 2])
+def test_a_thread_that_the_system_refuses_is_said_and_the_others_end(
+    allowed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, begun, cancelled = threading.Thread.start, list[str](), list[bool]()
+
+    def start(thread: threading.Thread) -> None:
+        if len(begun) == allowed:
+            raise RuntimeError("can't start new thread")
+        begun.append(thread.name)
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(IoError, match=r"ulimit -u, or pids\.max of the container: can't start new thread"):
+        Pipeline(iter(int, 1), stages(1, 1, 1), name="probe", on_cancel=lambda: cancelled.append(True))
+    assert len(begun) == allowed
+    assert cancelled == [True]
+    assert threads() == []

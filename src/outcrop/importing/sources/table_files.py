@@ -17,6 +17,7 @@ from pyarrow import compute
 
 from outcrop.errors import FormatError
 from outcrop.importing.sources.tables import Place, Table, require_distinct
+from outcrop.runtime.threads import require_one
 
 TABLE_SUFFIXES = (".parquet", ".csv", ".tsv", ".txt")
 
@@ -119,6 +120,7 @@ class FileTable(Table):
                     return
             # Arrow's own allocator would keep 30 MB of what was read.
             pool = pa.system_memory_pool()
+            require_one()  # Arrow waits for ever for one of its own that could not be started
             with (
                 self._open_arrow() as file,
                 pa_csv.open_csv(file, read, parse, convert, memory_pool=pool) as reader,

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from outcrop.errors import ArgumentError, FormatError
+from outcrop.errors import ArgumentError, FormatError, OutcropError
 from outcrop.importing.sources.base import block_bytes
 from outcrop.runtime.runtime import Runtime
 
@@ -85,6 +85,8 @@ class Table(ABC):
                     self._misfit(columns, size, rows, dtype)
                     or f"{self.name} cannot be read as a table: {error}"
                 ) from None
+            except OutcropError:  # says all: IoError is an OSError, too
+                raise
             except OSError as error:
                 raise FormatError(f"{self.name} is torn or unreadable: {error}") from None
 
