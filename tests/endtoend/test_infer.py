@@ -198,6 +198,20 @@ def test_killed_and_run_again(tmp_path: Path, runtime: Any) -> None:
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.parametrize("left", [["rows.bin"], []])
+def test_layers_that_could_not_be_removed_whole_are_not_in_the_way(made: Made, left: list[str]) -> None:
+    """Their manifest is gone; a file, or the folder, was refused."""
+    made.infer("want.npy")
+    for name in ("layer-0", "layer-1", "counts"):
+        folder = made.folder / ".out.npy.infer" / name
+        folder.mkdir(parents=True)
+        for file in left:
+            (folder / file).write_bytes(bytes(10))
+    assert made.infer().resumed_layers == 0
+    assert (made.folder / "out.npy").read_bytes() == (made.folder / "want.npy").read_bytes()
+    assert leftovers(made.folder) == []
+
+
 def test_work_of_another_model_is_not_taken_over(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise KeyboardInterrupt

@@ -114,8 +114,10 @@ def run(
     ):
         held = runtime.budget.reserve("infer-ids", task.id_bytes)
         report = InferReport(method, output, task.num_rows, task.out_dim)
-        if not task.resumable:
-            for left in work.iterdir():
+        for left in work.iterdir():
+            if task.resumable:
+                manifests.remove_headless(left)  # what could not be removed whole
+            else:
                 activations.remove(left)
         if config is None:
             result = _layerwise(task, work, report, runtime)

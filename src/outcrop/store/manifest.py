@@ -318,7 +318,7 @@ def remove_leftovers(final: Path) -> None:
 
 
 def remove_headless(folder: Path) -> None:
-    """Removes a stage folder of a run whose manifest is gone: it is worth nothing, and would be in the way."""
+    """Removes a stage or layer whose manifest is gone: it is worth nothing, and would be in the way."""
     if folder.is_dir() and not exists(folder) and all(file.suffix == ".bin" for file in folder.iterdir()):
         shutil.rmtree(folder)
 
