@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fails every call that a command makes on its files, one in each run, and looks at what the command makes of it.
+"""Fails every call that a command makes on its files or for threads, one in each run, and looks at what comes of it.
 
     scripts/fail_calls.py [JOB ...] [--every N] [--kinds read,write,...] [--at K] [--json FILE]
 
@@ -432,14 +432,11 @@ def main() -> int:
     library = started_with_library(sys.argv)
     import torch_geometric  # noqa: F401  what runs would import, once
 
+    from artifact_support import memory_folder
     from outcrop.bench.origin import origin
 
     shared, began = Shared(library), time.monotonic()
-    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    folder = Path(
-        tempfile.mkdtemp(prefix="outcrop-calls-", dir=base)
-    )  # forks would remove a TemporaryDirectory
-    try:
+    with memory_folder() as folder:
         make_inputs(folder / "made")
         chosen = [job for job in jobs(folder / "made") if not asked.jobs or job.name in asked.jobs]
         search = Search(shared, folder, lambda text: print(text, flush=True))
@@ -455,8 +452,6 @@ def main() -> int:
                         search.fail(job, kind, at, fault)
             print(f"{job.name}: {search.tried[job.name]} faults, {len(search.wrong)} wrong so far, "
                   f"{time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
-    finally:
-        shutil.rmtree(folder)
     total = search.tried.total()
     print(f"{total} faults, {search.named.total()} named, {len(search.wrong)} wrong")
     if asked.json is not None:

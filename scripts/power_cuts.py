@@ -21,10 +21,8 @@ import argparse
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -208,13 +206,12 @@ def main() -> int:
     import torch_geometric  # noqa: F401  what runs would import, once
 
     import outcrop.cli.main  # noqa: F401
+    from artifact_support import memory_folder
     from outcrop.bench.origin import origin
 
     began = time.monotonic()
-    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    folder = Path(tempfile.mkdtemp(prefix="outcrop-power-", dir=base))
-    search = Search(folder, asked.parts, asked.every, asked.seed)
-    try:
+    with memory_folder() as folder:
+        search = Search(folder, asked.parts, asked.every, asked.seed)
         fail_calls.make_inputs(folder / "made")
         for name in systems:
             for job in fail_calls.jobs(folder / "made"):
@@ -222,8 +219,6 @@ def main() -> int:
                     search.look(job, name)
                     print(f"{search.trials[-1]}, {len(search.wrong)} wrong so far, "
                           f"{time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
-    finally:
-        shutil.rmtree(folder)
     cuts = Counter[str]()
     for trial in search.trials:
         cuts[trial.system] += trial.cuts

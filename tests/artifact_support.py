@@ -133,6 +133,20 @@ def child_environment(**variables: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join([package, str(Path(__file__).parent)]), **variables}
 
 
+def script_output(name: str, *arguments: str) -> list[str]:
+    """Lines that ``scripts/<name>.py`` prints, which must end well."""
+    ended = subprocess.run(
+        [sys.executable, support.REPOSITORY / "scripts" / f"{name}.py", *arguments],
+        env=child_environment(),
+        capture_output=True,
+        text=True,
+        timeout=580,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout[-5000:] + ended.stderr[-2000:]
+    return ended.stdout.splitlines()
+
+
 def python(
     code: str, *arguments: object, timeout: float = support.HANGS_SECONDS, **variables: str
 ) -> subprocess.CompletedProcess[str]:

@@ -10,6 +10,7 @@ Only root makes such disks.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import random
 import shutil
@@ -20,27 +21,32 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 
 BLOCK = 4096  # what a disk writes whole or not at all
 _ENTRY = struct.Struct("<qq")  # where and how many bytes; -1: flushed
 _REQUEST, _REPLY = struct.Struct("<IIQQIIIHH"), struct.Struct("<IiQ")
 _WRITE_BYTES = 1 << 20
-_ENOSYS, _ENOENT = 38, 2
-_LOOKUP, _GETATTR, _OPEN, _READ, _WRITE, _STATFS, _RELEASE, _FSYNC, _FLUSH, _INIT = (
-    1,
-    3,
-    14,
-    15,
-    16,
-    17,
-    18,
-    20,
-    25,
-    26,
-)
-_FORGET, _BATCH_FORGET, _DESTROY = 2, 42, 38
 _ROOT, _DISK = 1, 2
+
+
+class _Asked(IntEnum):
+    """Is what the kernel asks: ``enum fuse_opcode``."""
+
+    LOOKUP = 1
+    FORGET = 2
+    GETATTR = 3
+    OPEN = 14
+    READ = 15
+    WRITE = 16
+    STATFS = 17
+    RELEASE = 18
+    FSYNC = 20
+    FLUSH = 25
+    INIT = 26
+    DESTROY = 38
+    BATCH_FORGET = 42
 
 
 class NoDisks(Exception):
@@ -180,11 +186,11 @@ class _Server:
             try:
                 request = os.read(self._fuse, _WRITE_BYTES + 4096)
             except OSError as error:
-                if error.errno == 19:  # ENODEV: unmounted
+                if error.errno == errno.ENODEV:  # unmounted
                     return
                 continue
             _, kind, unique, node, *_ = _REQUEST.unpack_from(request)
-            if kind in (_FORGET, _BATCH_FORGET):
+            if kind in (_Asked.FORGET, _Asked.BATCH_FORGET):
                 continue
             answer = self._answer(kind, node, memoryview(request)[_REQUEST.size :])
             error, data = (-answer, b"") if isinstance(answer, int) else (0, answer)
@@ -192,36 +198,36 @@ class _Server:
 
     def _answer(self, kind: int, node: int, body: memoryview) -> bytes | int:
         """Returns what is answered, or the number of an error."""
-        if kind == _INIT:
+        if kind == _Asked.INIT:
             major, minor, ahead, _ = struct.unpack_from("<IIII", body)
             big_writes, many_pages = 1 << 5, 1 << 22
             return struct.pack(
                 "<IIIIHHIIHHI7I", major, min(minor, 31), ahead, big_writes | many_pages, 16, 12, _WRITE_BYTES, 1,
                 _WRITE_BYTES // 4096, 0, 0, *[0] * 7,
             )  # fmt: skip
-        if kind == _LOOKUP:
+        if kind == _Asked.LOOKUP:
             if bytes(body).rstrip(b"\0") != b"disk":
-                return _ENOENT
+                return errno.ENOENT
             return struct.pack("<QQQQII", _DISK, 0, 3600, 3600, 0, 0) + self._attributes(_DISK)
-        if kind == _GETATTR:
+        if kind == _Asked.GETATTR:
             return struct.pack("<QII", 3600, 0, 0) + self._attributes(node)
-        if kind == _OPEN:
+        if kind == _Asked.OPEN:
             return struct.pack("<QII", 0, 0, 0)
-        if kind == _READ:
+        if kind == _Asked.READ:
             _, offset, size = struct.unpack_from("<QQI", body)
             return os.pread(self._image, size, offset)
-        if kind == _WRITE:
+        if kind == _Asked.WRITE:
             _, offset, size = struct.unpack_from("<QQI", body)
             data = body[40 : 40 + size]
             os.pwrite(self._image, data, offset)
             os.writev(self._log, [_ENTRY.pack(offset, size), data])
             return struct.pack("<II", size, 0)
-        if kind == _FSYNC:
+        if kind == _Asked.FSYNC:
             os.write(self._log, _ENTRY.pack(-1, 0))
             return b""
-        if kind == _STATFS:
+        if kind == _Asked.STATFS:
             return struct.pack("<QQQQQIIII6I", 0, 0, 0, 0, 0, BLOCK, 255, BLOCK, 0, *[0] * 6)
-        return b"" if kind in (_RELEASE, _FLUSH, _DESTROY) else _ENOSYS
+        return b"" if kind in (_Asked.RELEASE, _Asked.FLUSH, _Asked.DESTROY) else errno.ENOSYS
 
     def _attributes(self, node: int) -> bytes:
         mode, size = (0o40700, 0) if node == _ROOT else (0o100600, self._size)

@@ -2,47 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
-import subprocess
-import sys
-from typing import Any
-
 import pytest
 
-from artifact_support import child_environment
-from support import REPOSITORY
-
-SCRIPT = REPOSITORY / "scripts" / "fail_calls.py"
-
-
-def script() -> Any:
-    spec = importlib.util.spec_from_file_location("fail_calls", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["fail_calls"] = module
-    spec.loader.exec_module(module)
-    return module
+from artifact_support import script_output
+from support import script
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [["--every", "67"], ["--kinds", "thread", "--every", "8"]])
 def test_every_command_survives_or_names_what_failed(share: list[str]) -> None:
-    ended = subprocess.run(
-        [sys.executable, SCRIPT, *share],
-        env=child_environment(),
-        capture_output=True,
-        text=True,
-        timeout=580,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout[-5000:] + ended.stderr[-2000:]
-    assert " 0 wrong" in ended.stdout.splitlines()[-1]
+    assert " 0 wrong" in script_output("fail_calls", *share)[-1]
 
 
 def test_what_is_wrong_is_found() -> None:
     """By what a command says and makes after a fault; the library's own part is that calls are counted at all."""
-    module = script()
+    module = script("fail_calls")
     job = module.Job("import", lambda _: None, ["import", "arrays:source", "g.oc"], lambda _: {})
 
     def said(status: int | None, text: str, *, made: bool = False) -> str:

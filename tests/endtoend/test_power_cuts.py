@@ -8,16 +8,13 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import logged_disk
-from artifact_support import child_environment
-from support import REPOSITORY
+from artifact_support import script_output
 
 KINDS = {"ext4": 64 << 20, "xfs": 320 << 20}
 LOOSE = {"ext4": "data=writeback,noauto_da_alloc,commit=300", "xfs": ""}
@@ -128,13 +125,4 @@ def test_some_blocks_may_be_there_and_others_not(tmp_path: Path) -> None:
 def test_every_command_goes_on_after_the_power_went() -> None:
     if reason := logged_disk.why_not():
         pytest.skip(reason)
-    ended = subprocess.run(
-        [sys.executable, REPOSITORY / "scripts" / "power_cuts.py", "--every", "9", "--parts", "1"],
-        env=child_environment(),
-        capture_output=True,
-        text=True,
-        timeout=580,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout[-5000:] + ended.stderr[-2000:]
-    assert " 0 wrong" in ended.stdout.splitlines()[-1]
+    assert " 0 wrong" in script_output("power_cuts", "--every", "9", "--parts", "1")[-1]

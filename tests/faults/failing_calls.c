@@ -1,4 +1,5 @@
-// Fails the k-th call that a process makes on files of one folder: for LD_PRELOAD. See failing_calls.py.
+// Fails the k-th call that a process makes on files of one folder, or the k-th thread that it starts: for LD_PRELOAD.
+// See scripts/fail_calls.py.
 //
 // Calls count that have a path in the folder, or a descriptor that was opened by one, and threads that begin. What they
 // are is said by kind, so that a full disk fails what writes and a bad one what reads.

@@ -18,6 +18,7 @@ import outcrop._core as _core
 from outcrop.advisor.shapes import Network
 from outcrop.nn.adam import Adam
 from outcrop.nn.models import build_model, warm_allocator
+from outcrop.runtime import threads
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
@@ -237,7 +238,7 @@ class _Mover:
         """Lets a thread fill rows in within the block, half of the time."""
         stop = threading.Event()
         thread = threading.Thread(target=self._run, args=(stop,), name="outcrop-measure", daemon=True)
-        thread.start()
+        threads.start([thread])
         try:
             yield
         finally:
