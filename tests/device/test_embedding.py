@@ -113,7 +113,7 @@ def fused_calls(monkeypatch):
     call."""
     calls = []
 
-    def softmax(*inputs, chunk, keep):
+    def softmax(*inputs, chunk, most):
         calls.append((len(inputs[0]), chunk))
         with _disable_current_modes():
             loss, *gradients = autograd(tuple(x.cpu() for x in inputs), chunk)

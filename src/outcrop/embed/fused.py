@@ -1,23 +1,26 @@
-"""The softmax loss over shared negatives, and its gradients with it, of all chunks of a batch: kernels in Triton.
+"""The softmax loss over shared negatives, and its gradients with it, of all chunks of a batch.
 
-For score functions that are products of a query and a candidate: dot, DistMult, ComplEx.
+For score functions that are products of a query and a candidate: dot, DistMult, ComplEx. Products are torch's, one
+kernel in Triton does what is between them. Scores are made for so many queries at a time as have room, and become the
+gradients by scores where they are (Legend, section 6, keeps them for both gradients).
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 Tensor = torch.Tensor
-ROWS, COLUMNS, MOST_STEP = 32, 32, 128
-LAUNCH = {"num_warps": 8, "num_stages": 2}
-"""With these tiles two blocks have room on a processor of sm_80, sm_90 and sm_100: tests compile and ask."""
-_LEAST_STEP = 16  # of a product on tensor cores
-_PROGRAMS = 1024  # as many as keep a GPU busy
+MOST_COLUMNS = 2048
+"""Of a block of scores: as many stay in registers."""
+LAUNCH = {"num_warps": 8}
+_TILE, _MOST_ROWS = 4096, 32  # scores of a program, and rows of them
+_ALIGNED = 4  # floats: tensor cores take rows that begin at 16 bytes
 
 
 def usable(device: torch.device) -> bool:
@@ -25,91 +28,84 @@ def usable(device: torch.device) -> bool:
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
-def precision_of_torch() -> str:
-    """Returns the precision that products of float32 have in torch, as Triton names it.
+@dataclass(frozen=True)
+class Block:
+    """Says which queries have their scores made at a time: ``rows`` of each of ``chunks`` chunks, from ``begin`` on.
 
-    ``tf32`` where ``torch.set_float32_matmul_precision("high")`` or ``torch.backends`` allows it. Else ``tf32x3``:
-    three products of TF32 that together are as exact as float32, and faster than its own.
+    Attributes:
+        first: Of the chunks.
+        begin: Of the queries, all chunks together.
+        more: Whether queries of the same chunk were in a block before.
     """
-    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
+
+    first: int
+    chunks: int
+    begin: int
+    rows: int
+    more: bool
+
+    @property
+    def queries(self) -> slice:
+        return slice(self.begin, self.begin + self.chunks * self.rows)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Says what the kernels do for some sizes.
+    """Says what is computed for some sizes.
 
     Attributes:
         n: Queries, all chunks together.
         k: Candidates of a chunk.
         dim: Floats of each.
         chunk: Queries of a chunk; the last may have fewer.
-        keep: Whether scores are written down for the gradients; else they are made again.
+        most: Queries whose scores may be there at a time.
     """
 
     n: int
     k: int
     dim: int
     chunk: int
-    keep: bool
-
-    @property
-    def chunks(self) -> int:
-        return -(-self.n // self.chunk)
-
-    @property
-    def step(self) -> int:
-        """Returns how many dimensions a program takes at a time: a power of 2."""
-        return min(max(1 << (self.dim - 1).bit_length(), _LEAST_STEP), MOST_STEP)
-
-    @property
-    def parts(self) -> int:
-        return -(-self.dim // self.step)
-
-    @property
-    def row_blocks(self) -> int:
-        """Returns the blocks of rows of a chunk, as ``column_blocks`` does those of columns."""
-        return -(-min(self.chunk, self.n) // ROWS)
-
-    @property
-    def column_blocks(self) -> int:
-        return -(-self.k // COLUMNS)
-
-    @property
-    def share(self) -> int:
-        """Returns of how many queries of a chunk a program sums the gradients of candidates."""
-        programs = self.chunks * self.column_blocks * self.parts
-        shares = max(1, min(self.row_blocks, _PROGRAMS // programs))
-        return -(-self.row_blocks // shares) * ROWS
-
-    @property
-    def shares(self) -> int:
-        return -(-self.row_blocks * ROWS // self.share)
+    most: int
 
     @property
     def stride(self) -> int:
         """Returns floats of a row of scores."""
-        return self.column_blocks * COLUMNS
+        return -(-self.k // _ALIGNED) * _ALIGNED
 
     @property
     def score_bytes(self) -> int:
-        return 4 * self.n * self.stride if self.keep else 0
+        return 4 * min(self.n, self.most) * self.stride
 
     @property
     def scratch_bytes(self) -> int:
-        """Returns what :func:`softmax` holds at most beside its results: scores, sums of shares, three floats of a
-        query.
+        """Returns what :func:`softmax` holds at most beside the gradients of queries: scores, the gradients of
+        candidates, three floats of a query.
         """
-        return self.score_bytes + 4 * self.shares * self.chunks * self.k * self.dim + 24 * self.n
+        chunks = -(-self.n // self.chunk)
+        return self.score_bytes + 4 * chunks * self.k * self.dim + 24 * self.n
 
-    @property
-    def products(self) -> int:
-        """Returns how many products of tiles, ROWS x COLUMNS x step, of one block of queries and one of candidates.
+    def blocks(self) -> Iterator[Block]:
+        """Gives whole chunks together where several have room, and parts of one where it has none."""
+        whole = self.n // self.chunk  # chunks that have all of their queries
+        together = self.most // self.chunk
+        for first in range(0, whole, max(together, 1)):
+            if together:
+                yield Block(first, min(together, whole - first), first * self.chunk, self.chunk, more=False)
+            else:
+                yield from self._parts(first, self.chunk)
+        yield from self._parts(whole, self.n - whole * self.chunk)
 
-        Scores are one for each part of the dimensions, and so is either gradient; without ``keep`` every program of a
-        gradient makes all parts of the scores again, but for that of queries where one program has all dimensions.
-        """
-        again = 0 if self.keep else self.parts * (1 if self.parts == 1 else 2 * self.parts)
-        return 3 * self.parts + again
+    def _parts(self, number: int, count: int) -> Iterator[Block]:
+        """Gives the ``count`` queries of chunk ``number``."""
+        for begin in range(0, count, self.most):
+            rows = min(self.most, count - begin)
+            yield Block(number, 1, number * self.chunk + begin, rows, more=begin > 0)
+
+
+def tile_of(k: int) -> dict[str, int]:
+    """Says which part of scores a program has, by what the kernel calls it."""
+    columns = min(1 << (k - 1).bit_length(), MOST_COLUMNS)
+    return {"ROWS": min(max(_TILE // columns, 1), _MOST_ROWS), "COLUMNS": columns}
 
 
 def softmax(
@@ -120,15 +116,14 @@ def softmax(
     ids: Tensor,
     *,
     chunk: int = 0,
-    keep: bool = True,
-    precision: str = "",
+    most: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Computes the cross-entropy of each query's positive against all candidates of its chunk but the one that it looks
     for.
 
     Equals, with ``c = arange(n) // chunk`` and ``scores = (queries[:, None] * candidates[c]).sum(2)`` where
     ``wanted[:, None] != ids[c]``, else -inf, ``cross_entropy(cat([positive[:, None], scores], 1), zeros(n),
-    reduction="sum")`` and its gradients.
+    reduction="sum")`` and its gradients. Products are as exact as ``torch.set_float32_matmul_precision`` says.
 
     Args:
         queries: float32 [n, dim], those of a chunk together.
@@ -136,45 +131,39 @@ def softmax(
         candidates: float32 [chunks, k, dim], or [k, dim] for a single chunk.
         wanted, ids: int64 [n] and [chunks, k] (or [k]), not negative: what is the same is left out.
         chunk: Queries of each chunk, but the last may have fewer; 0: all are one chunk.
-        keep: Write scores down, once, for both gradients; else make them again: see :class:`Plan` for both costs.
-        precision: Precision of products: ``tf32``, ``tf32x3`` or ``ieee``; empty: :func:`precision_of_torch`.
+        most: Queries whose scores are there at a time (see :class:`Plan`); 0: all.
 
     Returns:
         The sum, float64 [], and the gradients by queries, positive and candidates. Nothing waits for the GPU.
     """
     kernels: Any = importlib.import_module("outcrop.embed.fused_kernels")  # brings Triton
     n, dim = queries.shape
-    plan = Plan(n, candidates.shape[-2], dim, chunk or max(n, 1), keep)
-    if n == 0 or plan.k == 0:
-        return (
-            positive.new_zeros((), dtype=torch.float64),
-            torch.zeros_like(queries),
-            torch.zeros_like(positive),
-            torch.zeros_like(candidates),
-        )
-    assert candidates.numel() == plan.chunks * plan.k * dim, "candidates of another number of chunks"
-    sizes: dict[str, Any] = {
-        "DIM": dim, "ROWS": ROWS, "COLUMNS": COLUMNS, "STEP": plan.step, "KEEP": keep,
-        "PRECISION": precision or precision_of_torch(),
-    }  # fmt: skip
-    sizes |= LAUNCH
-    queries, candidates = queries.contiguous(), candidates.contiguous()
-    log_sums, to_queries = torch.empty_like(positive), torch.empty_like(queries)
-    scores = positive.new_empty(plan.score_bytes // 4)
-    row_programs = plan.chunks * plan.row_blocks
-    ends = (n, plan.k, plan.chunk, plan.stride)
-    kernels.forward[(row_programs,)](
-        queries, positive, candidates, wanted, ids, log_sums, to_queries, scores, *ends, plan.row_blocks,
-        WHOLE=plan.parts == 1, **sizes,
-    )  # fmt: skip
-    inputs = (queries, candidates, wanted, ids, log_sums)
-    if plan.parts > 1:
-        kernels.query_gradients[(row_programs, plan.parts)](
-            *inputs, to_queries, scores, *ends, plan.row_blocks, **sizes
-        )
-    to_candidates = torch.empty(plan.shares, *candidates.shape, device=queries.device)
-    kernels.candidate_gradients[(plan.chunks * plan.column_blocks, plan.parts, plan.shares)](
-        *inputs, to_candidates, scores, *ends, plan.column_blocks, plan.share, **sizes
+    k = candidates.shape[-2]
+    plan = Plan(n, k, dim, chunk or max(n, 1), most or max(n, 1))
+    to_candidates = torch.zeros_like(candidates, memory_format=torch.contiguous_format)
+    if n == 0 or k == 0:
+        nothing = positive.new_zeros((), dtype=torch.float64)
+        return nothing, torch.zeros_like(queries), torch.zeros_like(positive), to_candidates
+    queries, to_queries = (
+        queries.contiguous(),
+        torch.empty_like(queries, memory_format=torch.contiguous_format),
     )
+    by_chunk, to_chunk = candidates.contiguous().view(-1, k, dim), to_candidates.view(-1, k, dim)
+    assert len(by_chunk) == -(-n // plan.chunk), "candidates of another number of chunks"
+    ids, log_sums = ids.contiguous().view(-1), torch.empty_like(positive)
+    scores = positive.new_empty(plan.score_bytes // 4)
+    tile = tile_of(k)
+    for block in plan.blocks():
+        shape, at = (block.chunks, block.rows, dim), block.queries
+        chunks = slice(block.first, block.first + block.chunks)
+        asked, against = queries[at].view(shape), by_chunk[chunks]
+        made = scores[: block.chunks * block.rows * plan.stride].view(block.chunks, block.rows, -1)[:, :, :k]
+        torch.bmm(asked, against.transpose(1, 2), out=made)
+        kernels.weigh[(-(-block.rows // tile["ROWS"]), block.chunks)](
+            made, positive[at], wanted[at], ids[block.first * k :], log_sums[at],
+            block.rows, k, plan.stride, **tile, **LAUNCH,
+        )  # fmt: skip
+        torch.bmm(made, against, out=to_queries[at].view(shape))
+        to_chunk[chunks].baddbmm_(made.transpose(1, 2), asked, beta=float(block.more))
     losses = log_sums - positive
-    return losses.sum(dtype=torch.float64), to_queries, torch.expm1(-losses), to_candidates.sum(0)
+    return losses.sum(dtype=torch.float64), to_queries, torch.expm1(-losses), to_candidates

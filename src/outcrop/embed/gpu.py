@@ -7,6 +7,7 @@ same order: results are those of the CPU as far as rounding goes, not to the las
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from outcrop.unified import in_place
 Tensor = torch.Tensor
 _STEP_FLOATS = 8  # of one of a row that a step holds
 _QUERY_FLOATS = 16  # of one of an edge, while queries of both ends are made and their gradients taken back
+_LEAST_QUERIES = 256  # whose scores are there at a time: fewer would keep a GPU waiting
 _TILES = 6  # of differences, where scores are moduli
 
 
@@ -190,7 +192,6 @@ class GpuStepper(Stepper):
         budget: DeviceBudget,
     ):
         self.device, self._gpu, self._budget = device, gpu, budget
-        self._keep = False
         super().__init__(config, relations, runtime)
         self._loss = loss_function(config.loss, config.margin)
         if self._fused:
@@ -200,16 +201,18 @@ class GpuStepper(Stepper):
         self._slots = [_Slot(numbers, runtime) for _ in range(self.ahead + 1)]
 
     def _reserve(self, runtime: Runtime, num_bytes: int) -> Any:
-        plan = self._plan(keep=True)
-        self._keep = plan.score_bytes <= memory_tables.DEVICE_SCORES.bytes_of(self._budget.free_bytes)
-        return self._budget.reserve(
-            BATCH, num_bytes + device_bytes(self.config, self._plan(keep=self._keep) if self._fused else None)
-        )
+        plan = self._plan() if self._fused else None
+        self._most = 0 if plan is None else plan.most
+        return self._budget.reserve(BATCH, num_bytes + device_bytes(self.config, plan))
 
-    def _plan(self, *, keep: bool) -> fused.Plan:
-        """Returns the plan of the largest batch."""
-        config = self.config
-        return fused.Plan(2 * config.batch, config.negatives, config.dim, 2 * config.chunk, keep)
+    def _plan(self) -> fused.Plan:
+        """Returns the plan of the largest batch: as many scores at a time as their share of the memory holds."""
+        config, room = self.config, memory_tables.DEVICE_SCORES.bytes_of(self._budget.free_bytes)
+        all_queries = fused.Plan(
+            2 * config.batch, config.negatives, config.dim, 2 * config.chunk, 2 * config.batch
+        )
+        most = min(max(room // (4 * all_queries.stride), _LEAST_QUERIES), all_queries.n)
+        return replace(all_queries, most=most)
 
     @property
     def _fused(self) -> bool:
@@ -236,7 +239,7 @@ class GpuStepper(Stepper):
             rows[1],
             rows[0].view(by_chunk.shape[:2]),
             chunk=chunk,
-            keep=self._keep,
+            most=self._most,
         )
         to[0].copy_(gradients[0])
         to[1].copy_(gradients[1])
