@@ -89,7 +89,7 @@ class FakeGpu:
     def peak_bytes(self, device: int) -> int:
         return self.allocator.peak_bytes
 
-    def new_stream(self, device: int, *, low_priority: bool = False) -> Stream:
+    def new_stream(self, device: int, *, low_priority: bool = False, high_priority: bool = False) -> Stream:
         return self.streams.new(low_priority=low_priority)
 
     def on_stream(self, stream: Stream) -> AbstractContextManager[Any]:

@@ -51,6 +51,18 @@ def test_rows_land_in_the_memory_of_the_gpu(graph, gpu, monkeypatch):
         assert runtime.device_peaks["device-rows"] > 0
 
 
+def test_kernels_of_rings_do_not_wait_for_others(graph, gpu, monkeypatch):
+    """On an H200 hardly anything was read while gradients were computed: each small kernel waited for a large one."""
+    streams, new_stream = [], gpu.new_stream
+    monkeypatch.setattr(
+        gpu, "new_stream", lambda *args, **named: streams.append(named) or new_stream(*args, **named),
+        raising=False,
+    )  # fmt: skip
+    with Runtime(threads=1) as runtime:
+        GpuDiskRows(graph.array(runtime, "features"), runtime, staging_bytes=64 << 10, device=GPU).close()
+    assert streams == 2 * [{"high_priority": True}]
+
+
 @pytest.fixture(params=["latest", "seed:5"])
 def late(request, gpu):
     """On the fake GPU nothing runs before it must, or in a drawn order; a real one is late when it likes."""

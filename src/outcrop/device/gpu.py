@@ -58,11 +58,13 @@ class Gpu(Protocol):
         """Counts the most bytes that tensors of this process had there at a time."""
         ...
 
-    def new_stream(self, device: int, *, low_priority: bool = False) -> Any:
+    def new_stream(self, device: int, *, low_priority: bool = False, high_priority: bool = False) -> Any:
         """Makes a stream of its own.
 
         Args:
-            low_priority: Its kernels get processors when streams of the usual priority leave them some.
+            low_priority: Its kernels get processors when streams of the usual priority leave them some, where there is
+                a lower one: CUDA's usual one is its lowest.
+            high_priority: Its kernels get the next processors that are free, before what waits in other streams.
         """
         ...
 
@@ -178,10 +180,10 @@ class Cuda:
 
         return int(torch.cuda.max_memory_allocated(device))
 
-    def new_stream(self, device: int, *, low_priority: bool = False) -> Any:
+    def new_stream(self, device: int, *, low_priority: bool = False, high_priority: bool = False) -> Any:
         import torch
 
-        return torch.cuda.Stream(device, priority=1 if low_priority else 0)  # the lowest and the usual one
+        return torch.cuda.Stream(device, priority=-1 if high_priority else int(low_priority))
 
     def on_stream(self, stream: Any) -> AbstractContextManager[Any]:
         import torch

@@ -18,7 +18,7 @@ import torch
 Tensor = torch.Tensor
 MOST_COLUMNS = 2048
 """Of a block of scores: as many stay in registers."""
-LAUNCH = {"num_warps": 8}
+LAUNCH = {"num_warps": 4}
 _TILE, _MOST_ROWS = 4096, 32  # scores of a program, and rows of them
 _ALIGNED = 4  # floats: tensor cores take rows that begin at 16 bytes
 

@@ -178,12 +178,18 @@ def _budgets(setup: Setup) -> Cases:
 
 
 def _budget(setup: Setup, cap: float) -> Case:
-    reports = {mode: _train(setup, mode, cap) for mode in ("packed", "online", "belady", "partition")}
+    reports = {mode: _train(setup, mode, cap, epochs=epochs) for mode, epochs in _epochs_of(setup).items()}
     reports["memory"] = _train(setup, "memory", None)
     case = _compare({"cap": cap, "memory_bytes": _memory(setup, cap)}, reports)
-    for mode in ("packed", "online", "belady", "partition"):
+    for mode in _epochs_of(setup):
         case.figures[f"{mode}: against_memory"] = case.seconds[mode] / case.seconds["memory"]
     return case
+
+
+def _epochs_of(setup: Setup) -> dict[str, int]:
+    """Returns the epochs of each mode: few where batches wait for a disk row by row: long ones, all alike."""
+    few = min(setup.sizes.epochs, 2)
+    return {"packed": setup.sizes.epochs, "online": few, "belady": few, "partition": setup.sizes.epochs}
 
 
 def _packed_bar(cases: dict[str, Case]) -> list[Bar]:

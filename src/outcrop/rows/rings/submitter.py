@@ -145,7 +145,8 @@ class Kernels:
     them.
 
     Submissions, and copies for the caller, have a stream; completions, which may wait long for a disk, have another
-    that waits for the submissions they need. A block of ``block_threads`` submits to each queue.
+    that waits for the submissions they need. A block of ``block_threads`` submits to each queue. Both have little to
+    compute and a disk that waits for it: where the GPU is busy, their kernels go first.
     """
 
     def __init__(
@@ -162,7 +163,9 @@ class Kernels:
         from outcrop.unified import in_place
 
         self._gpu, self._device, self._block_threads = gpu, device, block_threads
-        self._stream, self._completing = (gpu.new_stream(device.index or 0) for _ in range(2))
+        self._stream, self._completing = (
+            gpu.new_stream(device.index or 0, high_priority=True) for _ in range(2)
+        )
         self._pinned: Any = in_place(memory)
         with gpu.on_stream(self._stream):
             numbers = np.arange(layout.ids, dtype=np.uint16).view(np.int16)
