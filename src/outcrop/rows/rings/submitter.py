@@ -176,6 +176,13 @@ class Kernels:
             words = _core.progress_bytes(layout.ids) // 4
             self._progress = torch.zeros((num_queues, words), dtype=torch.int32, device=device)
         self._read = _words(layout.ids)
+        pinned = self._pinned.as_subclass(torch.Tensor)  # plain: copies are those of the bus
+        # Where the CPU that submits itself has its progress: to memory that is not pinned a copy would hold up whoever
+        # launches kernels meanwhile.
+        self._found = [
+            pinned[number * layout.bytes + layout.progress :][: 4 * self._read].view(torch.int32)
+            for number in range(num_queues)
+        ]
         self.private = [
             Private(
                 self._free_ids[number].data_ptr(),
@@ -238,14 +245,16 @@ class Kernels:
         with self._gpu.on_stream(self._completing):
             self._progress[:, 1:4].zero_()
             self._gpu.launch("io_queue", "io_complete", self._device, warps, arguments)
-            found = self._progress[:, : self._read].cpu().numpy().view(np.uint32)
-        return _outcomes(list(found))
+            for found, progress in zip(self._found, self._progress, strict=True):
+                found.copy_(progress[: self._read], non_blocking=True)
+        self._gpu.fence(self._completing).synchronize()
+        return _outcomes([found.numpy().view(np.uint32) for found in self._found])
 
     def close(self) -> None:
         self._gpu.fence(self._stream).synchronize()
         self._gpu.fence(self._completing).synchronize()
         self._pinned = None
-        del self._tables, self._completing_table
+        del self._found, self._tables, self._completing_table
 
     def catch_up(self) -> None:
         self._gpu.wait(self._stream, self._gpu.fence(self._gpu.stream(self._device.index or 0)))
