@@ -25,6 +25,7 @@ from outcrop.config import IoConfig
 from outcrop.embed import fused
 from outcrop.errors import DeviceError
 from outcrop.rows.rings import GpuDiskRows, RingFile, SlabRings
+from outcrop.rows.rings.submitter import COMPLETING_BLOCKS
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import DiskArray
@@ -140,7 +141,7 @@ def _width(setup: Setup, row_bytes: int) -> Case:
             "row_bytes": row_bytes,
             "rows": size // row_bytes,
             "submitting_blocks": 1,
-            "most_completing_blocks": 32,
+            "most_completing_blocks": COMPLETING_BLOCKS,
         },
         timed.seconds,
         timed.samples,

@@ -16,7 +16,7 @@ from outcrop.runtime.pages import PAGE_BYTES
 if TYPE_CHECKING:
     import torch
 
-_COMPLETING_BLOCKS = 32  # at most: waiting takes no more of a GPU
+COMPLETING_BLOCKS = 8  # at most: waiting takes no more of a GPU; on an H200 two took what a disk gave
 _MOST = -3  # of a row of io_complete's table: how many completions are taken
 _TABLES = 16  # submissions that may be queued on the GPU before the host waits for one
 
@@ -199,7 +199,7 @@ class Kernels:
         with gpu.on_stream(self._stream):
             self._submitted = torch.zeros(self._tables[0].size, dtype=torch.int64, device=device)
             self._completed = torch.zeros(
-                _COMPLETING_BLOCKS * self._completing_table.size, dtype=torch.int64, device=device
+                COMPLETING_BLOCKS * self._completing_table.size, dtype=torch.int64, device=device
             )
         self._read_by: list[Fence | None] = [None] * _TABLES  # passed when the kernel has read it
         self._submissions = 0
@@ -240,7 +240,7 @@ class Kernels:
         self._gpu.wait(self._completing, self._gpu.fence(self._stream))
         there = self._completing_table
         there[:] = table.reshape(-1)
-        warps = min(int(table[:, _MOST].sum()), _COMPLETING_BLOCKS * BLOCK_THREADS // WARP)
+        warps = min(int(table[:, _MOST].sum()), COMPLETING_BLOCKS * BLOCK_THREADS // WARP)
         arguments = [there.ctypes.data, self._completed.data_ptr(), len(table), deadline_ns]
         with self._gpu.on_stream(self._completing):
             self._progress[:, 1:4].zero_()
