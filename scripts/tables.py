@@ -198,6 +198,15 @@ def rings(result: Result) -> Rows:
     return ("row", "rings", "engine and a copy", "engine alone", "rings / engine alone", "busy cores"), rows
 
 
+def overlap(result: Result) -> Rows:
+    rows = [
+        [*(f"{1e3 * case['seconds'][way]:.0f} ms" for way in ("reading", "gradients", "both")),
+         f"{case['figures']['overlap']:.2f}"]
+        for case in result["cases"].values()
+    ]  # fmt: skip
+    return ("reading through rings", "gradients", "both at once", "of the shorter hidden"), rows
+
+
 @dataclass(frozen=True)
 class Table:
     """``rows``: columns and rows of the result in ``file``. ``brief``: one line about its origin, with a link.
@@ -245,6 +254,7 @@ TABLES = {
     "gpu-gathers": Table("gpu-pytorch-direct-figure-7.json", gathers),
     "gpu-gradients": Table("gpu-legend-table-10.json", gradients),
     "gpu-rings": Table("gpu-hyperion-figure-12.json", rings),
+    "gpu-overlap": Table("gpu-legend-figure-9.json", overlap),
 }
 
 
