@@ -34,7 +34,7 @@ class GzipTable(FileTable):
     def _open(self) -> BinaryIO:
         return cast(BinaryIO, io.BufferedReader(_InflatedText(self.path)))
 
-    def _open_arrow(self) -> pa.NativeFile:
+    def _open_utf8(self) -> pa.NativeFile:
         return pa.CompressedInputStream(pa.OSFile(str(self.path)), "gzip")
 
     def _line(self, row: int) -> tuple[int, bytes]:

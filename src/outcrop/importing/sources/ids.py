@@ -17,6 +17,7 @@ from outcrop.runtime.runtime import Runtime
 
 # CPython: a short str object, an int and a slot of a dict; the text itself comes on top.
 _ENTRY_BYTES = 200
+_COLLECTED_IDS = 1 << 14
 # Of ids that are alike but for a few, these few look like mistakes: at most one of so many, or a single one.
 _FEW = 10
 _COMPARED_NAMES = 20_000  # most names among which one that is nearly the same is looked for
@@ -72,6 +73,51 @@ def integers(place: Place, block: pa.Array, first_row: int) -> np.ndarray:
             + ("write the column without decimal points" if whole.all() else "correct it")
         )
     return check_ids(str(place), ids, first_row)
+
+
+class CollectedIds:
+    """Collects int64 ids of many blocks in few arrays, under the budget; of 0, 1, 2 and so on it holds none.
+
+    An array for each block, however small, would keep the memory around it from going back to the system.
+
+    Attributes:
+        count: Ids so far.
+        plain: Whether they are 0 to ``count - 1``, in this order.
+    """
+
+    def __init__(self, runtime: Runtime):
+        self._runtime = runtime
+        self._parts: list[np.ndarray] = []
+        self._held: list[Any] = []
+        self._used = 0  # of the last part
+        self.count, self.plain = 0, True
+
+    def add(self, ids: np.ndarray) -> None:
+        if self.plain and not np.array_equal(ids, np.arange(self.count, self.count + len(ids))):
+            self.plain = False
+            for begin in range(0, self.count, _COLLECTED_IDS):
+                self._put(np.arange(begin, min(begin + _COLLECTED_IDS, self.count)))
+        if not self.plain:
+            self._put(ids)
+        self.count += len(ids)
+
+    def _put(self, ids: np.ndarray) -> None:
+        while len(ids):
+            if not self._parts or self._used == len(self._parts[-1]):
+                count = max(_COLLECTED_IDS, len(ids))
+                self._held.append(self._runtime.budget.reserve("node-ids", 8 * count))
+                self._parts.append(np.empty(count, np.int64))
+                self._used = 0
+            taken = ids[: len(self._parts[-1]) - self._used]
+            self._parts[-1][self._used :][: len(taken)] = taken
+            self._used += len(taken)
+            ids = ids[len(taken) :]
+
+    def array(self) -> np.ndarray:
+        """Returns all, in the order in which they came."""
+        if self.plain:
+            return np.arange(self.count)
+        return np.concatenate([*self._parts[:-1], self._parts[-1][: self._used]])
 
 
 class IdMap(Protocol):
@@ -347,23 +393,15 @@ def ids_of_table(runtime: Runtime, table: Table, column: str) -> IdMap:
     """
     place = Place(table, column)
     text: TextIds | None = None
-    numbers: list[np.ndarray] = []
-    held: list[Any] = []
-    plain, row = True, 0
+    numbers, row = CollectedIds(runtime), 0
     for (block,) in table.blocks(runtime, [column]):
         if is_text(block):
             text = text or TextIds(runtime)
             text.add_all(place, block)
         else:
-            ids = integers(place, block, row)
-            if plain and not np.array_equal(ids, np.arange(row, row + len(ids))):
-                plain = False
-                numbers.append(np.arange(row))
-            if not plain:
-                held.append(runtime.budget.reserve("node-ids", ids.nbytes))
-                numbers.append(ids)
+            numbers.add(integers(place, block, row))
         row += len(block)
     if text:
         text.fixed_by = table.name
         return text
-    return PlainIds(row, table.name) if plain else MappedIds(runtime, place, np.concatenate(numbers))
+    return PlainIds(row, table.name) if numbers.plain else MappedIds(runtime, place, numbers.array())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -24,6 +26,9 @@ TABLE_SUFFIXES = (".parquet", ".csv", ".tsv", ".txt")
 
 _WRITTEN_AT_A_TIME = 1 << 16  # characters
 _READ_AT_A_TIME = 1 << 16  # bytes of a column of a Parquet file
+_LONGEST_ROW = 1 << 20  # bytes, of those that messages quote
+_LINE_END = re.compile(rb"\r\n|\n|\r(?=[^\n])")  # whole: what follows may still belong to it
+_NO_END = re.compile(rb"[^\r\n]")
 _HEADER_WORDS = {
     "src",
     "dst",
@@ -104,28 +109,74 @@ class FileTable(Table):
             ) as file:
                 yield from file.iter_batches(rows, columns=columns, use_threads=False)
         elif self.columns:
-            read = pa_csv.ReadOptions(
-                block_size=size, skip_rows=self.skip_lines, column_names=list(self.columns)
-            )
-            parse = pa_csv.ParseOptions(delimiter=self.delimiter, quote_char='"' if self._quotes else False)
             dtype = pa.string() if self.as_text else dtype
-            convert = pa_csv.ConvertOptions(
+            types = dict.fromkeys(columns, dtype) if dtype is not None else None
+            require_one()  # Arrow waits for ever for one of its own that could not be started
+            for text in self._blocks_of_rows(size):
+                batch = self._parsed(text, columns, types)
+                types = types or {field.name: field.type for field in batch.schema}
+                yield self._without_null_words(batch) if self.form.null_words else batch
+
+    def _parsed(
+        self, text: memoryview, columns: list[str], types: dict[str, pa.DataType] | None
+    ) -> pa.RecordBatch:
+        """Returns columns of whole rows of text. ``types``: None = as they look."""
+        table = pa_csv.read_csv(
+            pa.BufferReader(text),
+            pa_csv.ReadOptions(use_threads=False, block_size=len(text), column_names=list(self.columns)),
+            pa_csv.ParseOptions(
+                delimiter=self.delimiter,
+                quote_char='"' if self._quotes else False,
+                newlines_in_values=self._quotes,
+            ),
+            pa_csv.ConvertOptions(
                 include_columns=columns,
                 strings_can_be_null=False,
                 null_values=self.null_values,
-                column_types=dict.fromkeys(columns, dtype) if dtype is not None else None,
-            )
-            with self._open() as file:
-                if not file.read(1) or self._ends_after_header():
-                    return
-            # Arrow's own allocator would keep 30 MB of what was read.
-            pool = pa.system_memory_pool()
-            require_one()  # Arrow waits for ever for one of its own that could not be started
-            with (
-                self._open_arrow() as file,
-                pa_csv.open_csv(file, read, parse, convert, memory_pool=pool) as reader,
-            ):
-                yield from map(self._without_null_words, reader) if self.form.null_words else reader
+                column_types=types,
+            ),
+            memory_pool=pa.system_memory_pool(),  # its own would keep 30 MB of what was read
+        )
+        return table.combine_chunks().to_batches()[0]
+
+    def _blocks_of_rows(self, size: int) -> Iterator[memoryview]:
+        """Yields the text after the header in blocks that end where rows do; each is valid until the next.
+
+        Arrow's own reader would be 32 blocks ahead.
+        """
+        block = bytearray(2 * size)
+        whole, held, skip = memoryview(block), 0, self.skip_lines
+        with self._open_utf8() as file:
+            while count := file.readinto(whole[held : held + size]):
+                held, at = held + count, 0
+                while skip and (line := _LINE_END.search(block, at, held)):
+                    at, skip = line.end(), skip - 1
+                end = at if skip else self._end_of_rows(block, at, held)
+                if _NO_END.search(block, at, end):
+                    yield whole[at:end]
+                held -= end
+                if held > size:
+                    raise FormatError(
+                        f"{self.path} has a line of more than the {size} bytes that are read at a time: shorten it, or "
+                        "give more memory"
+                    )
+                whole[:held] = whole[end : end + held]
+        if not skip and _NO_END.search(block, 0, held):
+            yield whole[:held]
+
+    def _end_of_rows(self, block: bytearray, start: int, stop: int) -> int:
+        """Returns where the last whole row of a part of ``block`` ends; ``start`` where none does."""
+        if self._quotes and block.find(b'"', start, stop) >= 0:
+            found = self._whole_rows.match(block, start, stop)
+            return found.end() if found else start
+        return max(block.rfind(end, start, stop) + 1 for end in (b"\n", b"\r")) or start
+
+    @cached_property
+    def _whole_rows(self) -> re.Pattern[bytes]:
+        """Matches rows, with ``"`` around cells that hold delimiters or ends of lines, up to the last whole one."""
+        delimiter = re.escape(self.delimiter.encode())
+        cell = rb'(?:"[^"]*+(?:""[^"]*+)*+"|(?!"))[^' + delimiter + rb"\r\n]*+"
+        return re.compile(rb"(?:" + cell + rb"(?:" + delimiter + cell + rb")*+[\r\n]++)*+")
 
     @property
     def _quotes(self) -> bool:
@@ -163,14 +214,30 @@ class FileTable(Table):
         return csv.reader(lines, delimiter=self.delimiter, quoting=quoting)
 
     def _line(self, row: int) -> tuple[int, bytes]:
-        """Finds the line of a row of a text file: its number, from 1, and its bytes. Empty lines are no rows."""
-        number, line, found = 0, b"", -1
+        """Finds the line at which a row of a text file begins: its number, from 1, and the bytes of the row. Empty
+        lines are no rows.
+        """
+        line, found = (0, b""), -1
         with self._open() as file:
-            for number, line in enumerate(file, 1):
-                found += number > self.skip_lines and bool(line.strip(b"\r\n"))
+            for line in self._lines_of_rows(file):
+                found += bool(line[1].strip(b"\r\n"))
                 if found == row:
                     break
-        return number, line
+        return line
+
+    def _lines_of_rows(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+        """Yields each row after the header with the number of its first line: its cells may go over several."""
+        begin, held = 0, b""
+        for number, line in enumerate(file, 1):
+            if number <= self.skip_lines:
+                continue
+            begin, held = (begin, held + line) if held else (number, line)
+            several = self._quotes and b'"' in held and len(held) < _LONGEST_ROW
+            if not several or self._whole_rows.fullmatch(held):
+                yield begin, held
+                held = b""
+        if held:
+            yield begin, held
 
     def _misfit(self, columns: list[str], size: int, rows: int, dtype: pa.DataType | None) -> str | None:
         if self.is_parquet or self.as_text:
@@ -219,20 +286,14 @@ class FileTable(Table):
                 )
         return None
 
-    def _ends_after_header(self) -> bool:
-        with self._open() as file:
-            for _ in range(self.skip_lines):
-                file.readline()
-            return not file.read(1)
-
     def _open(self) -> BinaryIO:
         """Opens the text of the file."""
         return self.path.open("rb")
 
-    def _open_arrow(self) -> pa.NativeFile:
-        """Opens the text of the file for Arrow."""
+    def _open_utf8(self) -> BinaryIO | pa.NativeFile:
+        """Opens the text of the file, in UTF-8 and with a cell for each column in every line."""
         if self.form.fill_short:
-            return pa.PythonFile(io.BufferedReader(_FilledLines(self)), "r")
+            return cast(BinaryIO, io.BufferedReader(_FilledLines(self)))
         file = pa.OSFile(str(self.path))
         if self.form.encoding == "utf-8":
             return file

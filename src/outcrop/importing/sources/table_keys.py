@@ -15,11 +15,20 @@ import pyarrow as pa
 from pyarrow import compute
 
 from outcrop.errors import ArgumentError, FormatError
-from outcrop.importing.sources.ids import IdMap, MappedIds, PlainIds, TextIds, is_integer, is_text
+from outcrop.importing.sources.ids import (
+    CollectedIds,
+    IdMap,
+    MappedIds,
+    PlainIds,
+    TextIds,
+    is_integer,
+    is_text,
+)
 from outcrop.importing.sources.table_files import FileTable
 from outcrop.importing.sources.tables import Place, Table, require_filled
 from outcrop.runtime.runtime import Runtime
 
+_MERGED_IDS = 1 << 20  # at least, at a time
 KeyForm = Literal["numbered", "integers", "text"]  # "numbered": 0 to N - 1, in this order
 
 
@@ -46,20 +55,15 @@ def keys_of(runtime: Runtime, table: Table, column: str) -> IdMap:
 
 def _integer_keys(runtime: Runtime, table: Table, place: Place) -> IdMap | None:
     """Returns the map of a column of integers; None where some are none."""
-    numbers, held, row, plain = [], [], 0, True
+    numbers, row = CollectedIds(runtime), 0
     for (block,) in table.blocks(runtime, [place.column or ""], dtype=text_type(table)):
         if is_text(block) and not _all_integers(block):
             return None
         ids = _whole(place, block, row)
         require_filled(place, ids, row)
-        found = ids.to_numpy(zero_copy_only=False)
-        held.append(runtime.budget.reserve("node-ids", found.nbytes))
-        plain = plain and np.array_equal(found, np.arange(row, row + len(found)))
-        numbers.append(found)
-        row += len(found)
-    if plain:
-        return PlainIds(row, table.name)
-    return MappedIds(runtime, place, np.concatenate(numbers))
+        numbers.add(ids.to_numpy(zero_copy_only=False))
+        row += len(ids)
+    return PlainIds(row, table.name) if numbers.plain else MappedIds(runtime, place, numbers.array())
 
 
 def _text_keys(runtime: Runtime, table: Table, place: Place) -> IdMap:
@@ -111,16 +115,19 @@ def distinct_keys(runtime: Runtime, places: Sequence[Place]) -> pa.Array:
 
 def _distinct_integers(runtime: Runtime, places: Sequence[Place]) -> np.ndarray | None:
     """Returns the distinct integers of columns; None where they hold something else."""
-    known, held = np.zeros(0, np.int64), None
+    known, new, held = np.zeros(0, np.int64), CollectedIds(runtime), None
     for place, row, cells in _cells_of(runtime, places):
         if is_text(cells) and not _all_integers(_filled(cells)):
             return None
-        new = _whole(place, cells, row).drop_null().to_numpy(zero_copy_only=False)
-        known = np.union1d(known, new)
-        if held is not None:
-            held.release()
-        held = runtime.budget.reserve("node-ids", 2 * known.nbytes)
-    return known
+        new.add(np.unique(_whole(place, cells, row).drop_null().to_numpy(zero_copy_only=False)))
+        if new.count >= max(
+            len(known), _MERGED_IDS
+        ):  # each is sorted few times, however many blocks there are
+            known, new = np.union1d(known, new.array()), CollectedIds(runtime)
+            if held is not None:
+                held.release()
+            held = runtime.budget.reserve("node-ids", 2 * known.nbytes)
+    return np.union1d(known, new.array())
 
 
 def _cells_of(runtime: Runtime, places: Sequence[Place]) -> Iterator[tuple[Place, int, pa.Array]]:
