@@ -339,6 +339,7 @@ def small(tmp_path):
         ('[[nodes]]\nname = "a"\nnum_nodes = true\n' + EDGES, "num_nodes is True, a whole number"),
         ('[[nodes]]\nname = "a"\nnum_nodes = 1e3\n' + EDGES, "num_nodes is 1000.0, a whole number"),
         (f'[[nodes]]\nname = "a"\nnum_nodes = {1 << 60}\n' + EDGES, f"num_nodes is {1 << 60}, a whole"),
+        (NODES.replace("= 5", f"= {1 << 40}") + EDGES, f"tells of {1 << 40} nodes 'a', and has 3 edges"),
         (NODES + "num_nodes = 3\n" + EDGES, "num_nodes of 'b' in .* has 3 rows, .*x.npy has 4 rows"),
         (NODES.replace("x.npy", "no.npy") + EDGES, r"features names '.*no\.npy', which is no file"),
         (NODES.replace("x.npy", "a\\u0000b") + EDGES, "features names .*, which is no file"),

@@ -36,6 +36,7 @@ from outcrop.importing.sources.base import (
     TypedSource,
     same_length,
 )
+from outcrop.importing.sources.checks import check_told_types
 from outcrop.importing.sources.edge_list import WEIGHT_COLUMNS, array_edges, edge_of, table_edges
 from outcrop.importing.sources.features import (
     ID_COLUMNS,
@@ -85,7 +86,9 @@ def open_typed_folder(folder: Path, runtime: Runtime) -> TypedSource:
         require_distinct_types(path, "node type", names)
         edges = tuple(_open_edges(entry, names, runtime) for entry in _entries(root, path, "edges"))
         require_distinct_types(path, "edge type", [" ".join(one.key) for one in edges])
-    return TypedSource(str(folder), nodes, edges)
+    source = TypedSource(str(folder), nodes, edges)
+    check_told_types(source, sum(file.stat().st_size for file in files_of_types(folder)))
+    return source
 
 
 def files_of_types(folder: Path) -> list[Path]:
