@@ -172,6 +172,8 @@ def most_bytes(graph: Graph, sampling: SampleConfig, limits: PlanConfig) -> Epoc
     structure = 16 * nodes + 4 * edges + 2 * PAGE_BYTES
     if sampling.edge_weights:
         structure += 16 * nodes + 4 * edges
+    if sampling.edge_ids:
+        structure += 8 * edges
     return _of_batches(graph, sampling, limits, structure, nodes * graph.row_file.row_bytes)
 
 

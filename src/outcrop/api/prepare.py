@@ -290,6 +290,10 @@ def _sampling(asked: SampleConfig, external: ExternalBatches | None, epochs: int
         raise ArgumentError(
             "batches from elsewhere have edges of their own, without weights in the graph: leave edge_weights out"
         )
+    if asked.edge_ids:
+        raise ArgumentError(
+            "batches from elsewhere have edges of their own, without ids in the graph: leave edge_ids out"
+        )
     return replace(
         asked,
         fanouts=(-1,) * external.hops,

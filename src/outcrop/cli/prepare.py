@@ -45,6 +45,7 @@ _OBJECTS = {
                 "degrees",
                 "edge_rows",
                 "edge_weights",
+                "edge_ids",
                 "task",
                 "negatives",
                 "filter_negatives",

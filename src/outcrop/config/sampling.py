@@ -94,6 +94,9 @@ class SampleConfig:
         edge_weights: Record the weights of edges too, and what those of each node come to in the whole graph, for
             GCN with weights (``edge_weights`` of :class:`ModelConfig`). Of graphs without types; edges drawn for a node
             then stand in the order that they have on disk.
+        edge_ids: Record where the edges of batches stand in ``graph.edge_index()``, so that loaders know it, and with
+            it the weights, of edges that a graph has more than once, too. It takes 8 bytes an edge; edges drawn for a
+            node then stand in the order that they have on disk.
     """
 
     fanouts: tuple[int, ...] = (10, 10)
@@ -113,6 +116,7 @@ class SampleConfig:
     node_type: str | None = None
     edge_rows: bool = False
     edge_weights: bool = False
+    edge_ids: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fanouts", as_fanouts(self.fanouts))
@@ -166,7 +170,9 @@ class SampleConfig:
 
     def as_stored(self) -> dict[str, Any]:
         """Returns the fields by the names that they have in manifests, runs, checkpoints and histories."""
-        fields = stored_fields(self, ("fanouts_by_type", "node_type", "edge_rows", "edge_weights"))
+        fields = stored_fields(
+            self, ("fanouts_by_type", "node_type", "edge_rows", "edge_weights", "edge_ids")
+        )
         return {_STORED.get(name, name): value for name, value in fields.items()}
 
     @classmethod

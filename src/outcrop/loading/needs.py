@@ -103,7 +103,7 @@ class CountedBatches(Rehearsal):
     @property
     def columns(self) -> int:
         graph = self._graph
-        by_type = graph.is_typed or graph.has_edge_rows
+        by_type = graph.is_typed or graph.has_edge_rows or self._config.edge_ids
         return shape_columns(len(graph.node_types), len(graph.edge_types), self.hops, by_type)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from outcrop.config.sampling import EXTERNAL, SPLITS
 from outcrop.errors import ArgumentError
 from outcrop.loading.edges import EdgeLookup
 from outcrop.loading.input_ids import InputIds, checked_ids
-from outcrop.loading.modes import MODES, Mode, names_of
+from outcrop.loading.modes import MODES, Mode, Online, names_of
 from outcrop.loading.needs import SessionNeeds
 from outcrop.loading.open import open_session
 from outcrop.loading.run_loader import Source
@@ -109,7 +109,8 @@ def drawn_source(asked: SourceRequest, split: str | ArrayLike, *, drop_last: boo
     Raises:
         ArgumentError: Bad node ids, a split that the graph has not, or a mode that needs recorded batches.
     """
-    graph, config, mode, home = asked.graph, asked.config, asked.mode, asked.home
+    graph, mode, home = asked.graph, asked.mode, asked.home
+    config = asked.config if asked.config.sampler == EXTERNAL else _with_edge_ids(asked)
     if not mode.any_nodes:
         others = names_of(tuple(other for other in MODES if other.any_nodes))
         raise ArgumentError(f"mode {mode} has no batches of its own choice of nodes: use {others}")
@@ -164,13 +165,21 @@ def _chosen_ids(graph: Graph, split: str | ArrayLike, home: str) -> tuple[Ids, s
     return ids, f"{len(ids)} nodes", hashlib.sha256(ids.tobytes()).hexdigest()
 
 
+def _with_edge_ids(asked: SourceRequest) -> SampleConfig:
+    """Has edges drawn with their positions where these, or weights, are delivered, and what draws can tell them."""
+    by_gpu = isinstance(asked.mode, Online) and asked.mode.sample_on == "gpu"
+    told = asked.mode.loads_types and not by_gpu
+    wanted = told and (asked.edge_ids or asked.graph.has("edge_weight"))
+    return replace(asked.config, edge_ids=asked.config.edge_ids or wanted)
+
+
 def _edge_lookup(asked: SourceRequest) -> Callable[[Runtime], Callable[[BatchGraph], BatchGraph]] | None:
     """Returns what adds edge weights, and ids where they are asked for; None where there is nothing to add.
 
     Raises:
         ArgumentError: Ids of batches from elsewhere, whose edges need not be the graph's.
     """
-    graph, ids = asked.graph, asked.edge_ids
+    graph, ids = asked.graph, asked.edge_ids or asked.config.edge_ids
     if asked.config.sampler == EXTERNAL:
         if ids:
             raise ArgumentError("batches from elsewhere have edges of their own, without ids in the graph")
@@ -181,7 +190,7 @@ def _edge_lookup(asked: SourceRequest) -> Callable[[Runtime], Callable[[BatchGra
 
     def lookup(runtime: Runtime) -> EdgeLookup:
         if not made:
-            made.append(EdgeLookup(graph, runtime, ids=ids))
+            made.append(EdgeLookup(graph, runtime, ids=ids, keep=asked.config.edge_rows))
         return made[0]
 
     return lookup

@@ -97,7 +97,7 @@ def sample(
         draw, splits, total = _with_labels(graph, external, topology, runtime), list(external.splits), 0
     runtime.progress.start("sample", total, "batches")
     with manifests.publishing(out) as folder:
-        writer = _Writer(graph, runtime, folder, len(config.fanouts), parts)
+        writer = _Writer(graph, runtime, folder, len(config.fanouts), parts, config.edge_ids)
         groups = {s: writer.split(s, config.epochs if s == "train" else 1, draw) for s in splits}
         attributes = {
             "groups": groups,
@@ -179,6 +179,7 @@ class _Writer:
     folder: Path
     hops: int
     parts: int
+    positions: bool  # whether those of edges are recorded of a graph without types, too
     offsets: list[int] = field(default_factory=lambda: [0])
     shape: list[list[int]] = field(default_factory=list)
     label_edges: list[int] = field(default_factory=list)
@@ -187,7 +188,7 @@ class _Writer:
         graph, counts = self.graph, [nodes.num_nodes for nodes in self.graph.node_types]
         self.id_bytes = record.id_bytes_for(max(counts))
         several = max(len(counts), len(graph.edge_types)) > 1
-        self.is_typed = several or graph.has_edge_rows
+        self.is_typed = several or graph.has_edge_rows or self.positions
         self._positions, self._seed_type = [False] * len(graph.edge_types), 0
         size = _buffer_bytes(self.runtime, self.parts)
         self._records = {

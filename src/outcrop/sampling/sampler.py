@@ -90,7 +90,7 @@ class BatchSampler:
         graph = graph.with_edge_rows(config.edge_rows)
         fanouts = every_fanout(config, graph)
         self.graph, self.config = graph, config
-        positions = graph.has_edge_rows or config.edge_weights
+        positions = graph.has_edge_rows or config.edge_weights or config.edge_ids
         self._by_type = graph.is_typed or positions  # as positions come
         self._runtime = runtime
         # All that is held is held from now on: what comes after may take the rest of the budget for caches.
@@ -111,7 +111,7 @@ class BatchSampler:
             runtime,
             placement=topology,
             memory_fraction=memory_fraction,
-            values=EdgeValues(config.sampler == "weighted" or config.edge_weights, config.edge_weights),
+            values=EdgeValues(config.sampler == "weighted" or config.edge_weights, positions),
             page_cache=page_cache,
         )
         options = {
@@ -132,9 +132,8 @@ class BatchSampler:
 
             graph.require_one_type()
             if positions:
-                what = (
-                    "features of edges (--edge-rows)" if graph.has_edge_rows else "weights (--edge-weights)"
-                )
+                what = "weights (--edge-weights)" if config.edge_weights else "ids of edges (--edge-ids)"
+                what = "features of edges (--edge-rows)" if graph.has_edge_rows else what
                 raise ArgumentError(
                     f"{what} come with batches that the CPU draws: sample on the CPU (--sample-on cpu)"
                 )
@@ -301,11 +300,14 @@ class BatchSampler:
         )
 
     def _with_weights(self, batch: BatchGraph) -> BatchGraph:
-        """Adds the weights of its edges; positions, by which they are found, stay where edges have rows, too."""
+        """Adds the weights of its edges; positions, by which they are found, stay where edges have rows, or ids are
+        asked for.
+        """
         (edges,) = batch.edges
         assert edges.positions is not None
         weight = self.topology.weights_at(edges.positions)
-        positions = edges.positions if self.graph.has_edge_rows else None
+        kept = self.graph.has_edge_rows or self.config.edge_ids
+        positions = edges.positions if kept else None
         sums = self._weight_sums(batch.n_id) if wants_weight_sums(self.config) else None
         return replace(batch, edges=(replace(edges, positions=positions, weight=weight),), weight_sums=sums)
 

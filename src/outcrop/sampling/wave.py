@@ -35,7 +35,7 @@ def _worst_case_bytes(config: SampleConfig, graph: Graph, on_disk: bool = False)
         fanouts, seed_type = every_fanout(config, graph), graph.seed_type.number
         nodes, edges, last = most_reached(fanouts, graph.edge_types, seeds, seed_type)
         by_type = 8 * len(graph.edge_types) * (nodes - last + 2) + 8 * nodes
-        by_type += edges * (20 if graph.has_edge_rows else 4)
+        by_type += edges * (20 if graph.has_edge_rows or config.edge_ids else 4)
     else:
         for fanout in config.fanouts:
             last = graph.num_edges if fanout == -1 else min(frontier * fanout * slack, graph.num_edges)
@@ -45,7 +45,7 @@ def _worst_case_bytes(config: SampleConfig, graph: Graph, on_disk: bool = False)
     reached = min(seeds + edges, graph.num_nodes)
     if config.sampler == "shadow":
         edges = max(edges, min(graph.num_edges, 8 * reached * max(graph.num_edges // graph.num_nodes, 1)))
-    if (graph.has_edge_rows or config.edge_weights) and not graph.is_typed:
+    if (graph.has_edge_rows or config.edge_weights or config.edge_ids) and not graph.is_typed:
         by_type = 8 * edges  # where they lie
         if config.edge_weights:
             by_type += 4 * edges + 16 * reached

@@ -33,7 +33,9 @@ _SAMPLING = (
     "first_epoch",
     "dependency",
 )
-_LATER = ("fanouts_by_type", "node_type", "edge_rows", "edge_weights")  # stored where they say something
+_LATER = (  # stored where they say something
+    "fanouts_by_type", "node_type", "edge_rows", "edge_weights", "edge_ids",
+)  # fmt: skip
 # What a training may change when it goes on.
 _FREE_OF_TRAINING = ("epochs", "device", "trace_losses", "evaluate_every", "patience", "test")
 _REFRESHED = " refreshed"

@@ -267,7 +267,7 @@ def test_what_cannot_be_had_is_refused(plain, tmp_path):
         oc.ArgumentError, match=r"features of the edges of .* mode partition loads those of nodes"
     ):
         next(iter(run.loader(mode="partition")))
-    without = prepared(plain, tmp_path / "other", edge_rows=False)
+    without = prepared(plain, tmp_path / "other", edge_rows=False, edge_ids=True)
     for data in without.loader():
         assert "edge_attr" not in data
         del data
@@ -287,10 +287,10 @@ def test_what_cannot_be_had_is_refused(plain, tmp_path):
 
 
 def test_ids_and_weights_of_typed_batches_without_rows(typed, tmp_path):
-    """Looked up by the ends: of edges that stand there twice, the first."""
+    """Recorded, since some edges stand there twice."""
     expected = Expected(typed)
-    run = prepared(typed, tmp_path / "run", edge_rows=False)
-    for data in run.loader(edge_ids=True):
+    run = prepared(typed, tmp_path / "run", edge_rows=False, edge_ids=True)
+    for data in run.loader():
         for of in typed.edge_types:
             store = data[of.key]
             ends = [

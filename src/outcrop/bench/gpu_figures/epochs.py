@@ -34,6 +34,7 @@ _CAPS = (0.1, 0.3, 0.5)
 _LEAST_MEMORY = 16 << 20
 _GPU_BATCHES = 768 << 20  # device memory for batches and their drawing, beside what is cached
 _ACCURACY_EPOCHS = 10
+_MOST_EPOCHS = {"online": 2, "belady": 2}  # of what waits for a disk row by row: long ones, all alike
 # Hyperion, section VI: five years of a machine and of a GPU (H800), and its electricity, in dollars.
 _MACHINE, _GPU, _ELECTRICITY = 14_098, 44_000, 17_000
 
@@ -182,8 +183,8 @@ def _budgets(setup: Setup) -> Cases:
 
 
 def _budget(setup: Setup, mode: str, cap: float | None) -> Case:
-    """Few epochs where batches wait for a disk row by row: long ones, all alike. No seconds where a mode needs more."""
-    epochs = min(setup.sizes.epochs, 2) if mode in ("online", "belady") else setup.sizes.epochs
+    """Trains; no seconds where a mode needs more memory."""
+    epochs = min(setup.sizes.epochs, _MOST_EPOCHS.get(mode, setup.sizes.epochs))
     parameters = {"mode": mode, "cap": cap, "memory_bytes": None if cap is None else _memory(setup, cap)}
     try:
         return _compare(parameters, {mode: _train(setup, mode, cap, epochs=epochs)})

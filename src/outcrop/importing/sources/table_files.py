@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -290,10 +290,10 @@ class FileTable(Table):
         """Opens the text of the file."""
         return self.path.open("rb")
 
-    def _open_utf8(self) -> BinaryIO | pa.NativeFile:
+    def _open_utf8(self) -> io.BufferedReader | pa.NativeFile:
         """Opens the text of the file, in UTF-8 and with a cell for each column in every line."""
         if self.form.fill_short:
-            return cast(BinaryIO, io.BufferedReader(_FilledLines(self)))
+            return io.BufferedReader(_FilledLines(self))
         file = pa.OSFile(str(self.path))
         if self.form.encoding == "utf-8":
             return file
