@@ -27,7 +27,7 @@ from outcrop.nn import checkpoint as checkpoints
 from outcrop.store.graph import Graph
 from support import shared_path
 
-MODELS = ("sage", "gcn", "gat")
+MODELS = ("sage", "gcn", "gat", "transformer")
 SMALL = "1MiB"
 
 

@@ -30,7 +30,7 @@ from typed_infer_support import Whole, a_typed_model, expected, save_typed, whol
 from typed_reference import TypedGraph, typed_graphs
 from typed_store import write_typed
 
-MODELS = ("rgcn", "rsage", "rgat", "hgt")  # that are computed layer by layer
+MODELS = ("rgcn", "rsage", "rgat", "hgt", "rtransformer", "rgine")  # that are computed layer by layer
 QUIET = oc.Observer(progress=False)
 SMALL = "2MiB"
 DTYPES = ("float32", "float16", "int8")

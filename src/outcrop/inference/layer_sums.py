@@ -1,9 +1,9 @@
 """The output of one layer for some targets, accumulated over parts of their sources.
 
 A target with more neighbours than memory holds is no special case here: its sources arrive part by part, in any number
-of parts. SAGE and GCN add up weighted rows. GAT keeps, per target and head, the largest score so far, the sum of the
-exponentials and the weighted sum, both relative to it, and rescales them when a larger score comes (online softmax:
-Milakov and Gimelshein 2018, algorithm 3), so that one pass over the rows is enough.
+of parts. SAGE, GCN and GIN add up weighted rows. GAT and the graph transformer keep, per target and head, the largest
+score so far, the sum of the exponentials and the weighted sum, both relative to it, and rescale them when a larger
+score comes (online softmax: Milakov and Gimelshein 2018, algorithm 3), so that one pass over the rows is enough.
 
 Equals :meth:`outcrop.nn.models.Model.layer` on the whole block, apart from the order in which floats are added. Where
 the layer maps to a narrower width, rows are mapped before they are added up, because accumulators are then narrower.
@@ -11,6 +11,7 @@ the layer maps to a narrower width, rows are mapped before they are added up, be
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from outcrop.errors import ArgumentError
 from outcrop.nn.convs import GATConv, GCNConv, GINConv, GINEConv, SAGEConv, TransformerConv
-from outcrop.nn.sparse import bag_sum
+from outcrop.nn.sparse import bag_sum, sampled_dot
 
 _FLOAT = 4  # bytes
 
@@ -147,6 +148,23 @@ class _GcnSums(LayerSums):
         return total.add_(self._bias) if self._map_first else torch.addmm(self._bias, total, self._weight.t())
 
 
+@final
+class _GinSums(LayerSums):
+    drops_loops = False
+
+    def __init__(self, conv: GINConv, targets: int, step: int):
+        network: Any = conv.nn
+        self._network, self._own = network, 1 + conv.eps
+        super().__init__(network[0].weight.new_zeros(targets, network[0].in_features), step)
+
+    def add(self, part: Part, x: Tensor, scale: Tensor | None) -> None:
+        self._add_sums(part, x)
+
+    def finish(self, first: int, count: int, x: Tensor | None, scale: Tensor | None) -> Tensor:
+        assert x is not None
+        return self._network(self._total[first : first + count].add_(x * self._own))
+
+
 class SoftmaxSums(LayerSums):
     """Adds up rows by the softmax of scores that come part by part, head by head: totals [targets, heads, width]."""
 
@@ -179,6 +197,15 @@ class SoftmaxSums(LayerSums):
         for head in range(heads):
             total[:, head] += bag_sum(mapped, rowptr, col * heads + head, scores[:, head].contiguous())
         self._total.index_copy_(0, targets, total)
+
+    def _dots(self, rowptr: Tensor, col: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+        """Returns, [num_edges, heads], queries [targets, heads, width] times keys [rows * heads, width]."""
+        heads = queries.shape[1]
+        scores = queries.new_empty(len(col), heads)
+        for head in range(heads):
+            left = queries[:, head].contiguous()
+            scores[:, head] = sampled_dot(rowptr, col * heads + head, left, keys)
+        return scores
 
     def _mean(self, own: slice) -> Tensor:
         """Returns the weighted mean of what came for targets ``own``, zeros where nothing did; uses the totals up."""
@@ -224,19 +251,66 @@ class _GatSums(SoftmaxSums):
         return (out.flatten(1) if self._conv.concat else out.mean(1)) + self._conv.bias
 
 
+@final
+class _TransformerSums(SoftmaxSums):
+    """Maps first: keys and values of a part are made once, whatever the heads."""
+
+    drops_loops = False
+    targets_last = True
+
+    def __init__(self, conv: TransformerConv, targets: int, step: int):
+        self._conv, like = conv, conv.lin_value.weight
+        super().__init__(like, targets, conv.heads, conv.out_channels, step)
+        self._queries = like.new_empty(targets, conv.heads, conv.out_channels)
+        self._clear()
+
+    def begin(self, first: int, x: Tensor) -> None:
+        queries = self._conv.lin_query(x).div_(math.sqrt(self._conv.out_channels))
+        self._queries[first : first + len(x)] = queries.view(len(x), *self._queries.shape[1:])
+
+    def add(self, part: Part, x: Tensor, scale: Tensor | None) -> None:
+        width = self._conv.out_channels
+        keys, values = (lin(x).view(-1, width) for lin in (self._conv.lin_key, self._conv.lin_value))
+        for targets, rowptr, edges in self._pieces(part):
+            col = part.col[edges]
+            scores = self._dots(rowptr, col, self._queries.index_select(0, targets), keys)
+            self._add_scores(targets, rowptr, col, scores, values)
+
+    def finish(self, first: int, count: int, x: Tensor | None, scale: Tensor | None) -> Tensor:
+        out = self._mean(slice(first, first + count))
+        out = out.flatten(1) if self._conv.concat else out.mean(1)
+        return out + self._conv.lin_skip(x) if self._conv.root_weight else out
+
+
+_SUMS: dict[type[nn.Module], Any] = {
+    SAGEConv: _SageSums,
+    GCNConv: _GcnSums,
+    GATConv: _GatSums,
+    GINConv: _GinSums,
+    TransformerConv: _TransformerSums,
+}
+
+
 def layer_sums(conv: nn.Module, targets: int, step: int) -> LayerSums:
     """Returns accumulators for ``targets`` targets of a layer, on its device. Without autograd: call under ``no_grad``.
 
     Args:
         step: Targets of a part that are worked on at a time: bounds the memory of intermediate results.
     """
-    if isinstance(conv, SAGEConv):
-        return _SageSums(conv, targets, step)
-    if isinstance(conv, GCNConv):
-        return _GcnSums(conv, targets, step)
-    if isinstance(conv, GATConv):
-        return _GatSums(conv, targets, step)
-    raise ArgumentError(f"layer {type(conv).__name__} is unknown; known: SAGEConv, GCNConv, GATConv")
+    return _kind_of(conv)(conv, targets, step)
+
+
+def has_sums(conv: nn.Module) -> bool:
+    """Tells whether a layer, of those that take no features of edges, can be added up by parts."""
+    return isinstance(conv, tuple(_SUMS))
+
+
+def _kind_of(conv: nn.Module) -> Any:
+    kind = next((_SUMS[kind] for kind in _SUMS if isinstance(conv, kind)), None)
+    if kind is None:
+        known = ", ".join(kind.__name__ for kind in _SUMS)
+        raise ArgumentError(f"layer {type(conv).__name__} is unknown; known: {known}")
+    return kind
 
 
 def widths(conv: Any) -> tuple[int, int]:  # Any: attributes that type checkers do not know
@@ -279,7 +353,7 @@ def _map_first(conv: nn.Module) -> bool:
 
 def sums_of(conv: nn.Module) -> type[LayerSums]:
     """Returns the class of the accumulators of a layer, which says what it needs."""
-    return _SageSums if isinstance(conv, SAGEConv) else _GcnSums if isinstance(conv, GCNConv) else _GatSums
+    return _kind_of(conv)
 
 
 def cost(conv: nn.Module) -> AccumulatorBytes:
@@ -291,6 +365,14 @@ def cost(conv: nn.Module) -> AccumulatorBytes:
         width, heads = conv.out_channels * conv.heads, conv.heads
         row = _FLOAT * (width + heads + max(2 * width + 6 * heads, 2 * out_dim))
         return AccumulatorBytes(_FLOAT * (width + 3 * heads), row, 16 * heads + 16)
+    if isinstance(conv, TransformerConv):
+        width, heads = conv.out_channels * conv.heads, conv.heads
+        row = _FLOAT * (2 * width + max(4 * width + 6 * heads, 4 * width + out_dim))
+        return AccumulatorBytes(_FLOAT * (2 * width + 2 * heads), row, 20 * heads + 48)
+    if isinstance(conv, GINConv):
+        network: Any = conv.nn
+        between = sum(getattr(module, "out_features", 0) for module in network)
+        return AccumulatorBytes(_FLOAT * in_dim, _FLOAT * max(2 * in_dim, in_dim + 2 * between), 0)
     width = min(in_dim, out_dim)
     mapped = out_dim if _map_first(conv) else 0
     row = _FLOAT * (mapped + max(2 * width, width + out_dim))

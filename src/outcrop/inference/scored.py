@@ -16,11 +16,10 @@ from outcrop.inference import layer_sums
 from outcrop.inference.stack import as_stack
 from outcrop.inference.whole import WholeModel
 from outcrop.nn import checkpoint as checkpoints
-from outcrop.nn.convs import GATConv, GCNConv, SAGEConv
 from outcrop.nn.hgt import Hgt
 from outcrop.nn.models import Model
 from outcrop.nn.typed import TypedModel
-from outcrop.nn.typed_models import MeanModel, Rgat
+from outcrop.nn.typed_models import ConvModel, MeanModel
 from outcrop.store.graph import Graph
 from outcrop.store.graph_types import NodeType
 from outcrop.store.remote import without_keys
@@ -169,9 +168,9 @@ def _method_for(
 
 def _adds_up(model: Model | TypedModel) -> bool:
     if isinstance(model, TypedModel):
-        known = isinstance(model, MeanModel | Rgat | Hgt)
+        known = isinstance(model, MeanModel | ConvModel | Hgt)
     else:
-        known = all(isinstance(conv, SAGEConv | GCNConv | GATConv) for conv in model.convs)
+        known = all(layer_sums.has_sums(conv) for conv in model.convs)
     return known and not any(_edge_widths(model))
 
 

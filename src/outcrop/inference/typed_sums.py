@@ -3,6 +3,7 @@
 Means are scaled by the edges of each target, which are known before its sources come: ``rgcn`` and ``rsage`` have one
 accumulator for all edge types. So has ``hgt``, whose softmax is over all of them: values are mapped at the sources.
 ``rgat`` has a softmax for each edge type, one after the other: what one gave is added up before the next begins.
+``rtransformer`` and ``rgine`` have accumulators for each edge type, because what follows takes the targets' own rows.
 """
 
 from __future__ import annotations
@@ -16,13 +17,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from outcrop.errors import ArgumentError
-from outcrop.inference.layer_sums import AccumulatorBytes, LayerSums, Part, SoftmaxSums
+from outcrop.inference.layer_sums import (
+    AccumulatorBytes,
+    LayerSums,
+    Part,
+    SoftmaxSums,
+    cost,
+    layer_sums,
+    out_width,
+    sums_of,
+)
 from outcrop.inference.target_layer import TargetLayer
 from outcrop.nn.hgt import Hgt, HgtLayer
 from outcrop.nn.layers import Products
-from outcrop.nn.sparse import bag_sum, sampled_dot
+from outcrop.nn.sparse import bag_sum
 from outcrop.nn.typed import TypedModel
-from outcrop.nn.typed_models import MeanModel, Rgat
+from outcrop.nn.typed_models import ConvModel, MeanModel, Rgat, Rgine, Rtransformer
 
 _FLOAT = 4  # bytes
 
@@ -147,10 +157,7 @@ class _HgtSums(SoftmaxSums):
         for targets, rowptr, edges in self._pieces(part):
             col = part.col[edges]
             queries = self._queries.index_select(0, targets).view(-1, heads, width)
-            scores = queries.new_empty(len(col), heads)
-            for head in range(heads):
-                left = queries[:, head].contiguous()
-                scores[:, head] = sampled_dot(rowptr, col * heads + head, left, keys)
+            scores = self._dots(rowptr, col, queries, keys)
             del queries
             self._add_scores(targets, rowptr, col, scores, values)
 
@@ -158,6 +165,28 @@ class _HgtSums(SoftmaxSums):
         assert x is not None
         total = self._mean(slice(first, first + count)).flatten(1)
         return self._layer.updated(x, total)
+
+
+@final
+class _PerTypeSums(LayerSums):
+    """Adds up what accumulators of each edge type give."""
+
+    def __init__(self, convs: Sequence[Any], targets: int, step: int):
+        self._each = [layer_sums(conv, targets, step) for conv in convs]
+
+    def begin(self, first: int, x: Tensor) -> None:
+        for sums in self._each:
+            if sums.targets_first:
+                sums.begin(first, x)
+
+    def add(self, part: Part, x: Tensor, scale: Tensor | None) -> None:
+        self._each[part.edge_type].add(part, x, scale)
+
+    def finish(self, first: int, count: int, x: Tensor | None, scale: Tensor | None) -> Tensor:
+        out, *others = (sums.finish(first, count, x, scale) for sums in self._each)
+        for other in others:
+            out += other
+        return out
 
 
 class _TypedTargets(TargetLayer, ABC):
@@ -214,6 +243,28 @@ class _RgatTargets(_TypedTargets):
 
 
 @final
+class _PerTypeTargets(_TypedTargets):
+    _model: ConvModel
+
+    def __init__(self, model: ConvModel, index: int, target: int, scores: bool):
+        super().__init__(model, index, target, scores)
+        self._convs = [model.conv(index, key) for _, key, _, _ in self._edges]
+        kind = sums_of(self._convs[0])
+        self.targets_first, self.targets_last = kind.targets_first, kind.targets_last
+        self.out_dim = out_width(self._convs[0])
+        each = [cost(conv) for conv in self._convs]
+        row = max(one.row for one in each) + _FLOAT * self.out_dim * len(each)
+        self.cost = AccumulatorBytes(sum(one.target for one in each), row, max(one.edge for one in each))
+        self.entered_dim = self._convs[0].nn[0].in_features if isinstance(model, Rgine) and not index else 0
+
+    def enter(self, node_type: int, rows: Tensor) -> Tensor:
+        return rows if self._index else self._model.enter(node_type, rows)
+
+    def sums(self, targets: int, step: int) -> LayerSums:
+        return _PerTypeSums(self._convs, targets, step)
+
+
+@final
 class _HgtTargets(_TypedTargets):
     """``query``: weight and bias; ``keys_values``: those of each edge type (:class:`outcrop.nn.hgt.HgtLayer`)."""
 
@@ -257,4 +308,6 @@ def typed_layer(model: TypedModel, index: int, target: int, scores: bool) -> Tar
         return _RgatTargets(model, index, target, scores)
     if isinstance(model, Hgt):
         return _HgtTargets(model, index, target, scores)
+    if isinstance(model, Rtransformer | Rgine):
+        return _PerTypeTargets(model, index, target, scores)
     raise ArgumentError(f"model {type(model).__name__} is unknown: it cannot be computed layer by layer")

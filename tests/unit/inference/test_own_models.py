@@ -203,17 +203,14 @@ def test_models_that_take_features_of_edges_need_edges_that_have_some(made):
         oc.predict(graph, a_typed_model("rgat", schema, 2), fanouts=(2, 2), progress=False)
 
 
-def test_attention_of_other_kinds_is_scored_in_sampled_batches(made):
+def test_a_graph_transformer_is_scored_layer_by_layer_and_in_sampled_batches(made):
     graph, x, edges = made
     model = build_model("transformer", graph.feature_dim, 16, graph.num_classes, 2).eval()
-    with pytest.raises(ArgumentError, match=r"not added up by parts.*--method sampled"):
-        oc.predict(graph, model, progress=False)
-    with pytest.raises(ArgumentError, match="--method sampled"):
-        oc.predict(graph, model, method="layerwise", fanouts=(2, 2), progress=False)
     with torch.no_grad():
         want = model(x, edges).numpy()
-    found = oc.predict(graph, model, fanouts=(-1, -1), memory="16MiB", progress=False)
-    np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
+    for options in ({}, {"fanouts": (-1, -1), "method": "sampled"}):
+        found = oc.predict(graph, model, memory="16MiB", progress=False, **options)
+        np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
 
 
 def test_a_model_of_graphs_with_types_scores_a_graph_without_as_one_of_one_type(made, tmp_path):
