@@ -134,14 +134,16 @@ def packed_run(graph: Graph, folder: Path, runtime: Runtime, config: PlanConfig,
     )
 
 
-def a_run_of_all_levels(folder: Path, *, width: int, train: int, gpu_memory: Size) -> tuple[Graph, Path]:
+def a_run_of_all_levels(
+    folder: Path, *, width: int, train: int, gpu_memory: Size, **options: Any
+) -> tuple[Graph, Path]:
     """Makes a graph and a run of it, so small that rows come from every level: both caches, the disk's, packed."""
     with Runtime() as runtime:
         graph = a_graph(folder / "graph", runtime, width=width, train=train)
     run = folder / "run"
     prepare(
         graph, run, fanouts=(3, 3), batch_size=20, epochs=2, memory="1600KiB", gpu_memory=gpu_memory,
-        disk_space="900KiB",
+        disk_space="900KiB", **options,
     )  # fmt: skip
     return graph, run
 

@@ -30,7 +30,8 @@ from run_support import a_run_of_all_levels
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    return a_run_of_all_levels(tmp_path_factory.mktemp("made"), width=129, train=200, gpu_memory="210KiB")
+    folder = tmp_path_factory.mktemp("made")
+    return a_run_of_all_levels(folder, width=129, train=200, gpu_memory="230KiB", edge_ids=True)
 
 
 def digest(batch):

@@ -488,7 +488,8 @@ def test_features_that_are_no_numbers_stay_what_they_are(tmp_path, make_runtime,
 
 
 def test_torch_geometric_batches_of_a_run(problem, tmp_path):
-    run = outcrop.prepare(problem, tmp_path / "run", fanouts=(3, 3), batch_size=20, memory="3MiB")
+    sampling = SampleConfig(fanouts=(3, 3), batch_size=20, edge_ids=True)
+    run = outcrop.prepare(problem, tmp_path / "run", sampling=sampling, memory="3MiB")
     features = np.fromfile(problem.path / "features.bin", "<f4", 400 * 37).reshape(400, 37)
     for mode in MODES:
         count = 0

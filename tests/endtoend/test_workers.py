@@ -105,7 +105,9 @@ def test_processes_that_are_killed_are_replaced(graph: Graph, tmp_path: Path) ->
     prepare(graph, tmp_path / "one.run", **OPTIONS)
     killer = Killer(2)
     prepare(graph, tmp_path / "found.run", workers=2, progress=killer, **OPTIONS)
-    assert killer.left == 0
+    assert (
+        killer.left < 2
+    )  # on a busy machine the other process may have done all chunks before the second could
     assert differences(tree(tmp_path / "found.run"), tree(tmp_path / "one.run")) == []
     assert children() == []
 
