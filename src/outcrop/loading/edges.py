@@ -97,6 +97,6 @@ class EdgeLookup:
             raise ArgumentError(
                 f"{self._graph.path} has the edge from node {ends[0]} to node {ends[1]} more than once, and batches "
                 "were recorded without which of them they have: prepare with --edge-ids "
-                "(SampleConfig(edge_ids=True)), or load with outcrop.pyg.NeighborLoader"
+                "(SampleConfig(edge_ids=True)), or load with outcrop.pyg.NeighborLoader; mode partition cannot"
             )
         return low - of.first_edge
