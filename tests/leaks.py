@@ -57,8 +57,11 @@ class Snapshot:
         if found:
             gc.collect()
             deadline = time.monotonic() + (grace_seconds if found.keys() - {"env"} else 0)
+            pause = 0.005
             while (found := self._differences()) and time.monotonic() < deadline:
-                time.sleep(0.005)
+                time.sleep(pause)
+                pause = min(2 * pause, 0.25)
+                gc.collect()  # what the collection before finalized may have held other garbage
         return found
 
     def restore_variables(self) -> None:
