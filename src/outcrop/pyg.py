@@ -32,7 +32,7 @@ __all__ = [
     "to_pyg",
 ]
 
-_SUBGRAPHS = {"directional": "neighbor", "induced": "shadow"}
+_SUBGRAPHS = {"directional": "neighbor", "bidirectional": "neighbor", "induced": "shadow"}
 
 
 class NeighborLoader(RunLoader):
@@ -46,12 +46,14 @@ class NeighborLoader(RunLoader):
 
     Args:
         data: What :func:`open_data`, :func:`outcrop.open_graph` or :func:`stores` gives, or the graph's folder.
-        num_neighbors: Neighbours per hop, -1 = all; of a graph with types also a dict with a list for each edge type.
+        num_neighbors: Neighbours per hop, -1 = all; of a graph with types also a dict with a list for each edge type,
+            or torch_geometric's ``NumNeighbors``.
         input_nodes: Seeds: nodes int64 [n], their names text [n], a mask [num_nodes] of bool, ``"train"``, ``"valid"``
             (or ``"val"``), ``"test"``; None = all nodes. Of a graph with types these are nodes of ``graph.seed_type``,
             or of any type: ``("paper", nodes)``.
         replace: Draw neighbours with replacement.
-        subgraph_type: ``directional``, or ``induced``: all edges among the nodes that were reached.
+        subgraph_type: ``directional``; ``bidirectional``: with each edge the one that leads back
+            (:func:`outcrop.loading.bidirectional.both_ways`); ``induced``: all edges among the nodes that were reached.
         directed: False is ``subgraph_type="induced"``.
         weight_attr: ``"edge_weight"`` draws neighbours in proportion to the graph's weights.
         transform: Called with each batch; gives the batch that the loop gets.
@@ -116,7 +118,7 @@ class NeighborLoader(RunLoader):
             ("weight_attr", weight_attr not in (None, "edge_weight"), "weights of a graph are its 'edge_weight'"),
             ("subgraph_type", _name(subgraph_type) not in _SUBGRAPHS, f"known: {', '.join(_SUBGRAPHS)}"),
         )  # fmt: skip
-        induced = not directed or _name(subgraph_type) == "induced"
+        induced = not directed or _SUBGRAPHS[_name(subgraph_type)] == "shadow"
         if weight_attr is not None and induced:
             raise ArgumentError(
                 "weight_attr and an induced subgraph cannot both be had: leave one of them out"
@@ -141,6 +143,8 @@ class NeighborLoader(RunLoader):
             graph, config, where, memory, where.device(device, 0), str(graph.path), edge_ids
         )
         source = drawn_source(asked, "all" if input_nodes is None else input_nodes, drop_last=drop_last)
+        if _name(subgraph_type) == "bidirectional":
+            transform = _after_both_ways(transform)
         super().__init__(source, Sessions(), Ranks(), transform=transform)
 
 
@@ -162,12 +166,25 @@ def _name(subgraph_type: Any) -> str:
     return str(getattr(subgraph_type, "value", subgraph_type))
 
 
+def _after_both_ways(transform: Callable[[Data], Data] | None) -> Callable[[Data], Data]:
+    from outcrop.loading.bidirectional import both_ways
+
+    return both_ways if transform is None else lambda batch: transform(both_ways(batch))
+
+
 def _fanouts(graph: Graph, num_neighbors: Any) -> tuple[tuple[int, ...], Any]:
     """Returns the fanouts of all edge types, and those of each one where they differ.
 
     Raises:
         ArgumentError: A dict does not name each edge type of the graph.
     """
+    if hasattr(num_neighbors, "get_values"):  # torch_geometric.sampler.NumNeighbors
+        try:
+            num_neighbors = num_neighbors.get_values(
+                [of.key for of in graph.edge_types] if graph.is_typed else None
+            )
+        except ValueError as error:
+            raise ArgumentError(f"num_neighbors: {error}") from None
     if not isinstance(num_neighbors, Mapping):
         return as_fanouts(num_neighbors), ()
     if not graph.is_typed:
