@@ -45,6 +45,22 @@ report = train(sys.argv[1], run=sys.argv[2], memory=sys.argv[3], mode=sys.argv[4
 print(json.dumps({"peak": report.peak_host_bytes, "losses": [e["loss"] for e in report.epochs],
                   "compiler": "torch._dynamo" in sys.modules}))
 """
+PREPARE_TYPED = """
+import json, sys
+from prepare_support import prepare
+from outcrop.runtime.runtime import Runtime
+runtime = Runtime(sys.argv[3])
+report = prepare(sys.argv[1], sys.argv[2], fanouts=[5, 5], batch_size=60, epochs=1, memory=sys.argv[3], runtime=runtime,
+                 edge_rows=True)
+print(json.dumps({"peak": runtime.budget.peak_bytes, "disk": report.disk_bytes}))
+"""
+TRAIN_TYPED = """
+import json, sys
+import outcrop as oc
+report = oc.train(sys.argv[1], run=sys.argv[2], memory=sys.argv[3], loading=sys.argv[4], epochs=2,
+                  model=oc.ModelConfig("rgcn", hidden=32, no_rows="random:16"), observer=oc.Observer(progress=False))
+print(json.dumps({"peak": report.peak_host_bytes, "losses": [e["loss"] for e in report.epochs]}))
+"""
 GROWTH = """
 import json, sys
 from pathlib import Path
@@ -153,6 +169,34 @@ def test_prepare_and_train_packed(graph: Graph, prepared: Path, model: str) -> N
 def test_other_modes(graph: Graph, prepared: Path, mode: str) -> None:
     budget = parse_size(MEMORY)
     succeeds(TRAIN, graph.path, prepared, MEMORY, mode, "sage", limit=budget + ALLOWANCE_BYTES)
+
+
+@pytest.mark.slow
+def test_graphs_with_types_and_rows_of_edges(tmp_path: Path) -> None:
+    """175 MiB of rows of three node types and two edge types, six times the budget; prepared, packed and drawn."""
+    shape = GenerateConfig(
+        kind="typed",
+        nodes=150_000,
+        edges=1_500_000,
+        features=256,
+        edge_features=32,
+        train_fraction=0.02,
+        valid_fraction=0.002,
+        test_fraction=0.002,
+    )
+    graph = generate_graph(tmp_path / "typed", shape, memory="64MiB")
+    budget = parse_size(MEMORY)
+    assert graph.feature_bytes > 6 * budget
+    prepared = succeeds(PREPARE_TYPED, graph.path, tmp_path / "run", MEMORY, limit=budget + WITHOUT_TORCH)
+    assert prepared["disk"] > 2 * budget
+    limit = budget + ALLOWANCE_BYTES
+    packed, drawn = (
+        succeeds(TRAIN_TYPED, graph.path, tmp_path / "run", MEMORY, mode, limit=limit)
+        for mode in ("packed", "online")
+    )
+    assert packed["losses"] == drawn["losses"]
+    assert packed["losses"][1] < packed["losses"][0]
+    shutil.rmtree(tmp_path)
 
 
 @pytest.mark.slow
