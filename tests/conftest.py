@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
@@ -156,8 +157,23 @@ def _pools() -> leaks.Pools:
     return leaks.Pools()
 
 
+_frozen_modules = 0
+
+
+def _freeze_modules() -> None:
+    """Keeps what modules hold for ever out of collections: with torch loaded one takes half a second, which is more than
+    most tests that wait for what is let go.
+    """
+    global _frozen_modules
+    if len(sys.modules) > _frozen_modules:
+        gc.collect()
+        gc.freeze()
+        _frozen_modules = len(sys.modules)
+
+
 @pytest.fixture(autouse=True)
 def _leak_guard(request: pytest.FixtureRequest, _pools: leaks.Pools) -> Iterator[None]:
+    _freeze_modules()
     _pools.warm()
     before = leaks.Snapshot.take()
     yield
