@@ -161,9 +161,7 @@ _frozen_modules = 0
 
 
 def _freeze_modules() -> None:
-    """Keeps what modules hold for ever out of collections: with torch loaded one takes half a second, which is more than
-    most tests that wait for what is let go.
-    """
+    """Keeps what modules hold out of collections: with torch loaded one takes half a second, more than most tests."""
     global _frozen_modules
     if len(sys.modules) > _frozen_modules:
         gc.collect()

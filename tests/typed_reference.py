@@ -132,18 +132,21 @@ def check(
     *,
     replaced: bool = False,
     weighted: bool = False,
+    labor: bool = False,
 ) -> None:
-    """Fails unless ``batch`` is one that neighbor sampling of ``graph`` can give."""
+    """Fails unless ``batch`` is one that neighbor sampling of ``graph``, or LABOR-0, can give."""
     hops = len(fanouts[0])
     hop_of = _check_nodes(batch, graph, seeds, hops)
     met: dict[tuple[int, int], int] = {}  # (type, local id) -> the first hop in which an edge leads from it
     for r, (source, target) in enumerate(graph.edge_types):
+        if labor:
+            _check_shared_numbers(batch, graph, r, hop_of[target], fanouts[r])
         assert len(batch.rows[r]) == sum(batch.nodes_per_hop[target][:hops])
         counts = [0] * hops
         for i, row in enumerate(batch.rows[r]):
             hop = hop_of[target][i]
             counts[hop] += len(row)
-            _check_row(batch, graph, r, i, fanouts[r][hop], replaced=replaced, weighted=weighted)
+            _check_row(batch, graph, r, i, fanouts[r][hop], replaced=replaced, weighted=weighted, labor=labor)
             for u, _ in row:
                 met[source, u] = min(hop + 1, met.get((source, u), hops))
         assert batch.edges_per_hop[r] == tuple(counts)
@@ -169,8 +172,42 @@ def _check_nodes(batch: TypedBatch, graph: TypedGraph, seeds: Seeds, hops: int) 
     return hop_of
 
 
+def _check_shared_numbers(
+    batch: TypedBatch, graph: TypedGraph, r: int, hop_of: Sequence[int], fanouts: Sequence[int]
+) -> None:
+    """Checks that one number of each source, hop and edge type says which of its edges are kept.
+
+    An edge to v is kept iff the number of its source is at most fanout / degree(v), so that the largest share that
+    kept none of the edges of a source is below the smallest that kept one.
+    """
+    source, target = graph.edge_types[r]
+    kept: dict[tuple[int, int], float] = {}
+    dropped: dict[tuple[int, int], float] = {}
+    for i, row in enumerate(batch.rows[r]):
+        v, hop = batch.nodes[target][i], hop_of[i]
+        share = 1.0 if fanouts[hop] < 0 else fanouts[hop] / max(len(graph.lists[r][v]), fanouts[hop], 1)
+        there = {batch.nodes[source][u] for u, _ in row}
+        for u in graph.lists[r][v]:
+            if u in there:
+                kept[hop, u] = min(share, kept.get((hop, u), 1.0))
+            else:
+                dropped[hop, u] = max(share, dropped.get((hop, u), 0.0))
+        assert Counter(batch.nodes[source][u] for u, _ in row) == Counter(
+            u for u in graph.lists[r][v] if u in there
+        ), "copies of an edge have one number"
+    assert all(dropped[key] < share for key, share in kept.items() if key in dropped)
+
+
 def _check_row(
-    batch: TypedBatch, graph: TypedGraph, r: int, i: int, fanout: int, *, replaced: bool, weighted: bool
+    batch: TypedBatch,
+    graph: TypedGraph,
+    r: int,
+    i: int,
+    fanout: int,
+    *,
+    replaced: bool,
+    weighted: bool,
+    labor: bool,
 ) -> None:
     """Checks that the edges to local target ``i`` are edges of their type, and as many as were to be drawn."""
     source, target = graph.edge_types[r]
@@ -183,7 +220,7 @@ def _check_row(
         wanted = fanout if places else 0
     else:
         wanted = len(places) if fanout < 0 else min(fanout, len(places))
-    assert len(row) == wanted
+    assert len(row) == wanted or (labor and wanted < len(places))
     sources = [batch.nodes[source][u] for u, _ in row]
     allowed = Counter(neighbors[p] for p in places)
     assert set(sources) <= set(allowed) if replaced else Counter(sources) <= allowed

@@ -71,6 +71,17 @@ def test_prepared_batches_have_them_too(
     assert trained(oc.open_graph(tmp_path / "g.oc"), **options).batch_losses == losses
 
 
+def test_batches_of_labor_are_the_same_in_every_mode(graph: Graph) -> None:
+    sampling = oc.SampleConfig(fanouts=(3, 3), batch_size=64, sampler="labor", batch_dependency=2)
+    found = {
+        mode: trained(graph, loading=mode, sampling=sampling, memory="24MiB").batch_losses
+        for mode in ("memory", "packed", "online", "ondisk")
+    }
+    assert all(losses == found["memory"] for losses in found.values())
+    uniform = oc.SampleConfig(fanouts=(3, 3), batch_size=64)
+    assert trained(graph, loading="memory", sampling=uniform, epochs=1).batch_losses[0] != found["memory"][0]
+
+
 def test_a_training_that_goes_on_has_the_losses_of_one_that_did_not_end(
     graph: Graph, losses: list[float], tmp_path: Path
 ) -> None:
@@ -117,7 +128,10 @@ def test_every_model_is_trained(graph: Graph, name: str) -> None:
         ({"model": "sage"}, "for model 'sage' choose rgcn, rsage, rgat, hgt"),
         ({"model": "rsage"}, "node type 'institution' has no rows"),
         ({"loading": "partition"}, "mode partition loads graphs with one type"),
-        ({"sampling": oc.SampleConfig(fanouts=(2, 2), sampler="labor")}, "sampler 'labor' is not there yet"),
+        (
+            {"sampling": oc.SampleConfig(fanouts=(2, 2), sampler="shadow")},
+            "sampler 'shadow' is not there yet",
+        ),
     ],
 )
 def test_what_is_not_there_yet_is_refused_by_name(

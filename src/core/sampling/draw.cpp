@@ -19,12 +19,14 @@ uint64_t hop_key(uint64_t seed, BatchKey key, size_t hop) {
   return k;
 }
 
-LaborNumbers::LaborNumbers(uint64_t seed, BatchKey key, size_t hop, uint64_t dependency)
-    : dependency_(dependency),
-      place_(key.batch % dependency),
-      phase_(mix64(~hop_key(seed, {key.split, key.epoch, 0}, hop))) {
+LaborNumbers::LaborNumbers(uint64_t seed, BatchKey key, size_t hop, uint64_t dependency, size_t relation)
+    : dependency_(dependency), place_(key.batch % dependency) {
+  const auto key_of = [&](uint64_t group) {
+    return relation_key(hop_key(seed, {key.split, key.epoch, group}, hop), relation);
+  };
   const uint64_t group = key.batch / dependency;
-  for (uint64_t i = 0; i < 2; ++i) keys_[i] = hop_key(seed, {key.split, key.epoch, group + i}, hop);
+  phase_ = mix64(~key_of(0));
+  for (uint64_t i = 0; i < 2; ++i) keys_[i] = key_of(group + i);
 }
 
 // `count` distinct places in [start, start + degree), degree > count: Floyd's algorithm (Bentley and Floyd,

@@ -51,14 +51,14 @@ inline uint64_t labor_bound(int64_t degree, int64_t fanout) {
 }
 inline uint64_t labor_number(uint64_t key, uint64_t node) { return mix64(key ^ node); }
 
-// The numbers r_t of one batch and hop. With a dependency of k, a node's number stays for k batches in a row,
+// The numbers r_t of one batch, hop and edge type. With a dependency of k, a node's number stays for k batches in a row,
 // and of all nodes a k-th gets a new one with each batch (when follows from the node): each batch is drawn as
 // LABOR-0 draws it, but it wants most of what the batch before it wanted. 1: batches are independent.
 // (Dependent mini-batches: Balin, LaSalle, Catalyurek, "Cooperative minibatching in graph neural networks";
 // theirs interpolate between normal variates.)
 class LaborNumbers {
  public:
-  LaborNumbers(uint64_t seed, BatchKey key, size_t hop, uint64_t dependency);
+  LaborNumbers(uint64_t seed, BatchKey key, size_t hop, uint64_t dependency, size_t relation);
   uint64_t operator()(uint64_t node) const {
     if (dependency_ == 1) return labor_number(keys_[0], node);
     return labor_number(keys_[place_ + mix64(phase_ ^ node) % dependency_ >= dependency_], node);

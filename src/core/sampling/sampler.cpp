@@ -43,11 +43,10 @@ void check_options(const SamplerOptions& options, const Relations& relations, bo
                                          " is not possible here: it is 1, or more with labor");
   if (options.kind == SamplerKind::weighted && !has_weights)
     throw Error(ErrorKind::argument, "weighted sampling needs edge weights");
-  const bool draws_lists = options.kind == SamplerKind::labor || options.kind == SamplerKind::shadow;
-  if (draws_lists && !relations.is_single())
+  if (options.kind == SamplerKind::shadow && !relations.is_single())
     throw Error(
         ErrorKind::argument,
-        "labor and shadow sample graphs of one node type and one edge type: choose neighbor or weighted");
+        "shadow samples graphs of one node type and one edge type: choose neighbor, labor or weighted");
 }
 
 std::vector<HopPart> parts_of_hop(const BatchBuilder& batch, const SamplerOptions& options, BatchKey key,
@@ -136,7 +135,7 @@ void NeighborSampler::for_each_list(const Index* indices, std::span<const int64_
 
 template <class Index>
 void NeighborSampler::labor_part(const Index* indices, const HopPart& part) {
-  const LaborNumbers number(options_.seed, key_, hops_, options_.dependency);
+  const LaborNumbers number(options_.seed, key_, hops_, options_.dependency, part.relation);
   const int64_t fanout = part.fanout;
   for_each_list(indices, nodes_of(part), part, [&](int64_t, ListRange list) {
     const Index* neighbours = indices + list.start;

@@ -280,7 +280,7 @@ void PagedBatch::take_neighbors(const Index* values, const Segment& segment, con
   };
   if (labor && !labor_takes_all(degree, part.fanout)) {
     const uint64_t bound = labor_bound(degree, part.fanout);
-    const LaborNumbers number(options_.seed, key_, hop_, options_.dependency);
+    const LaborNumbers number(options_.seed, key_, hop_, options_.dependency, part.relation);
     keep([&](uint64_t id) { return number(id) < bound; });
   } else if (labor) {
     keep([](uint64_t) { return true; });

@@ -59,9 +59,9 @@ class SampleConfig:
     """Says how mini-batches are drawn.
 
     Samplers: ``neighbor`` draws uniformly. ``labor`` is LABOR-0 (Balin and Catalyurek 2023, section 3): one random
-    number r_t per node t, batch and hop, the edge (t, s) is kept iff ``r_t <= fanout / degree(s)``; as many edges are
-    expected as ``neighbor`` draws, over fewer nodes. ``weighted`` draws without replacement in proportion to the
-    graph's ``edge_weight`` (Efraimidis and Spirakis 2006), edges of weight 0 never. ``shadow`` takes the nodes that
+    number r_t per node t, batch, hop and edge type, the edge (t, s) is kept iff ``r_t <= fanout / degree(s)``; as many
+    edges are expected as ``neighbor`` draws, over fewer nodes. ``weighted`` draws without replacement in proportion to
+    the graph's ``edge_weight`` (Efraimidis and Spirakis 2006), edges of weight 0 never. ``shadow`` takes the nodes that
     ``neighbor`` reaches from the seeds of a batch together, and every edge of the graph among them (Zeng et al. 2021,
     ShaDow); a model of any number of layers runs on the whole of it. ``foreign``: batches came from elsewhere.
 

@@ -43,7 +43,7 @@ def check_served(config: SampleConfig, graph: Graph) -> None:
     asked = None
     if config.task != "node":
         asked = f"task {config.task!r}"
-    elif config.sampler not in ("neighbor", "weighted"):
+    elif config.sampler not in ("neighbor", "labor", "weighted"):
         asked = f"sampler {config.sampler!r}"
     elif config.degrees:
         asked = "degrees of nodes, which model gcn needs,"
@@ -52,7 +52,7 @@ def check_served(config: SampleConfig, graph: Graph) -> None:
     if asked:
         raise ArgumentError(
             f"{graph.path} has types of nodes and edges, for which {asked} is not there yet: use task 'node', sampler "
-            "'neighbor' or 'weighted', and a model for graphs with types, such as 'rsage'"
+            "'neighbor', 'labor' or 'weighted', and a model for graphs with types, such as 'rsage'"
         )
 
 
@@ -74,9 +74,16 @@ def batch_of(
 
 
 def most_reached(
-    fanouts: Sequence[Sequence[int]], edge_types: Sequence[EdgeType], num_seeds: int, seed_type: int
+    fanouts: Sequence[Sequence[int]],
+    edge_types: Sequence[EdgeType],
+    num_seeds: int,
+    seed_type: int,
+    slack: int = 1,
 ) -> tuple[int, int, int]:
     """Counts the most nodes and edges that a batch can have, and the edges of its last hop among them.
+
+    Args:
+        slack: How many times its fanout a node is counted to have.
 
     Returns:
         Nodes before the last hop with all edges of it, edges, edges of the last hop.
@@ -89,7 +96,7 @@ def most_reached(
         for edges, counts in zip(edge_types, fanouts, strict=True):
             of_hop = counts[hop]
             wanted = frontier.get(edges.target.number, 0)
-            drawn = edges.num_edges if of_hop == -1 else min(wanted * of_hop, edges.num_edges)
+            drawn = edges.num_edges if of_hop == -1 else min(wanted * of_hop * slack, edges.num_edges)
             drawn = drawn if wanted else 0
             last += drawn
             met[edges.source.number] += drawn

@@ -33,7 +33,7 @@ def _worst_case_bytes(config: SampleConfig, graph: Graph, on_disk: bool = False)
     slack, edges, last, by_type = 2 if config.sampler == "labor" else 1, 0, 0, 0
     if graph.is_typed:
         fanouts, seed_type = every_fanout(config, graph), graph.seed_type.number
-        nodes, edges, last = most_reached(fanouts, graph.edge_types, seeds, seed_type)
+        nodes, edges, last = most_reached(fanouts, graph.edge_types, seeds, seed_type, slack)
         by_type = 8 * len(graph.edge_types) * (nodes - last + 2) + 8 * nodes
         by_type += edges * (20 if graph.has_edge_rows or config.edge_ids else 4)
     else:

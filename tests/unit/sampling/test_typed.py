@@ -23,7 +23,13 @@ from typed_reference import TypedBatch, TypedGraph
 from typed_support import arrays_of, batch_of, draw_typed, on_disk
 
 Make = Callable[..., Runtime]
-SAMPLERS: tuple[dict[str, Any], ...] = ({}, {"replace": True}, {"sampler": "weighted"})
+SAMPLERS: tuple[dict[str, Any], ...] = (
+    {},
+    {"replace": True},
+    {"sampler": "weighted"},
+    {"sampler": "labor"},
+    {"sampler": "labor", "dependency": 3},
+)
 
 
 def large_graph(seed: int, weighted: bool = False) -> TypedGraph:
@@ -51,14 +57,20 @@ def large_graph(seed: int, weighted: bool = False) -> TypedGraph:
 LARGE_SEEDS = [{0: list(range(i, i + 20)), 2: [0], 3: [7, 3, i]} for i in range(100, 160, 10)]
 
 
+def kind_of(sampler: dict[str, Any]) -> dict[str, bool]:
+    """How the reference is told of a sampler."""
+    found = {name: sampler.get("sampler") == name for name in ("weighted", "labor")}
+    return {"replaced": "replace" in sampler, **found}
+
+
 def _check_samples(data: st.DataObject, kind: dict[str, Any], seed: int, positions: bool) -> None:
-    replaced, weighted = "replace" in kind, "sampler" in kind
-    graph = data.draw(reference.typed_graphs(weighted=weighted))
+    wanted_kind = kind_of(kind)
+    graph = data.draw(reference.typed_graphs(weighted=wanted_kind["weighted"]))
     seeds = [data.draw(reference.seeds_of(graph)) for _ in range(2)]
-    fanouts = data.draw(reference.fanouts_of(graph, replaced=replaced))
+    fanouts = data.draw(reference.fanouts_of(graph, replaced=wanted_kind["replaced"]))
     drawn = draw_typed(arrays_of(graph), seeds, fanouts, seed=seed, positions=positions, **kind)
     for batch, wanted in zip(drawn, seeds, strict=True):
-        reference.check(batch, graph, wanted, fanouts, replaced=replaced, weighted=weighted)
+        reference.check(batch, graph, wanted, fanouts, **wanted_kind)
         assert all((p is None) != positions for _, p in chain(*chain(*batch.rows)))
 
 
@@ -198,6 +210,28 @@ def test_neighbors_are_drawn_equally_often(degree):
         assert stats.chi2_contingency(table).pvalue > RARE
 
 
+def test_numbers_of_labor_are_of_an_edge_type():
+    """Two targets of one edge type keep the same sources; another edge type has numbers of its own."""
+    leaves, fanout, draws = 40, 8, 3000
+    lists = (tuple(range(leaves)),) * 2
+    graph = TypedGraph((2, leaves), ((1, 0), (1, 0)), (lists, lists))
+    options = {"positions": True, "seed": 3, "sampler": "labor"}
+    batches = draw_typed(arrays_of(graph), [{0: [0, 1]}] * draws, [[fanout], [fanout]], **options)
+    kept = np.zeros((2, draws, leaves), bool)
+    for i, batch in enumerate(batches):
+        for r in range(2):
+            first, second = ([batch.nodes[1][u] for u, _ in row] for row in batch.rows[r])
+            assert first == second
+            kept[r, i, first] = True
+    p = fanout / leaves
+    for r in range(2):
+        counts = kept[r].sum(axis=0)
+        statistic = ((counts - draws * p) ** 2 / (draws * p * (1 - p))).sum()
+        assert RARE < stats.chi2.sf(statistic, leaves) < 1 - RARE
+    both = (kept[0] & kept[1]).mean()  # of 120,000 pairs
+    assert abs(both - p * p) < 5 * np.sqrt(p * p * (1 - p * p) / kept[0].size)
+
+
 def test_weights_of_an_edge_type_are_its_own():
     """One neighbor in proportion to weights where there are some, uniformly where there are none."""
     draws, weights = 6000, np.array([0, 1, 2, 0, 5, 2], float)
@@ -223,12 +257,10 @@ def test_threads_widths_and_steps_change_nothing(sampler, positions):
     options = {"positions": positions, "seed": 5, "split": 1, "epoch": 2, **sampler}
     expected = draw_typed(arrays, LARGE_SEEDS, fanouts, **options)
     for batch, seeds in zip(expected, LARGE_SEEDS, strict=True):
-        reference.check(
-            batch, graph, seeds, fanouts, replaced="replace" in sampler, weighted="sampler" in sampler
-        )
+        reference.check(batch, graph, seeds, fanouts, **kind_of(sampler))
     assert draw_typed(arrays, LARGE_SEEDS, fanouts, threads=3, dtype=np.uint32, **options) == expected
     assert draw_typed(arrays, LARGE_SEEDS[2:3], fanouts, first_batch=2, **options) == expected[2:3]
-    weights: dict[str, Any] = {"weights": arrays.weights} if "sampler" in sampler else {}
+    weights: dict[str, Any] = {"weights": arrays.weights} if kind_of(sampler)["weighted"] else {}
     steps = _core.NeighborSampler(
         _core.WorkerPool(1),
         arrays.indptr,
@@ -419,7 +451,6 @@ def test_what_cannot_be_is_refused():
         ("no fanouts", [0], {"fanouts": []}),
         ("fanout -2", [0], {"fanouts": [[2], [-2]]}),
         ("fanout -1", [0], {"fanouts": [[2], [-1]], "replace": True}),
-        ("one node type and one edge type: choose", [0], {"sampler": "labor"}),
         ("one node type and one edge type: choose", [0], {"sampler": "shadow"}),
     ):
         with pytest.raises(ArgumentError, match=words):
