@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,7 @@ class Snapshot:
             frozenset(t.native_id for t in threading.enumerate()),
             frozenset(_files()),
             _variables(),
-            frozenset(_extensions()),
+            _extensions(),
         )
 
     def leaks(self, grace_seconds: float = GRACE_SECONDS) -> dict[str, str]:
@@ -79,7 +80,7 @@ class Snapshot:
             t.native_id: t.name for t in threading.enumerate() if t.native_id not in self.python_threads
         }
         things = [f"Python thread {name!r}" for name in python.values()]
-        if not frozenset(_extensions()) - self.extensions:
+        if not _extensions() - self.extensions:
             new = {thread: name for thread, name in _threads().items() if thread not in self.threads}
             things += [
                 f"native thread {name!r} ({tid})" for (tid, _), name in new.items() if tid not in python
@@ -168,10 +169,16 @@ def _variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in _CHANGING_VARIABLES}
 
 
-def _extensions() -> list[str]:
+def _extensions() -> frozenset[str]:
     """Compiled modules of others that are loaded."""
-    return [
+    return _extensions_among(len(sys.modules))
+
+
+@lru_cache(maxsize=1)
+def _extensions_among(count: int) -> frozenset[str]:
+    """They are looked for again where the number of modules, ``count``, is another."""
+    return frozenset(
         name
         for name, module in list(sys.modules.items())
         if not name.startswith("outcrop") and str(getattr(module, "__file__", "") or "").endswith(".so")
-    ]
+    )
