@@ -123,7 +123,7 @@ def test_induced_and_weighted_batches(graph):
     [
         ({"time_attr": "time"}, "time_attr is not possible"),
         ({"disjoint": True, "input_time": torch.zeros(1)}, r"input_time .*; disjoint .*"),
-        ({"subgraph_type": "bidirectional"}, "subgraph_type is not possible: known: directional, induced"),
+        ({"subgraph_type": "sideways"}, "subgraph_type is not possible: known: "),
         ({"weight_attr": "w"}, "edge_weight"),
         ({"input_nodes": torch.tensor([NODES])}, f"the first {NODES}, are not in 0 to {NODES - 1}"),
         ({"input_nodes": "valid"}, "no split 'valid'; it has all, train, test"),
