@@ -153,9 +153,10 @@ def _sanitizer(device: str) -> list[Unit]:
             if paths[0].startswith(_DEVICE):
                 environment |= _environment("cuda")
             checked = (program or "compute-sanitizer", "--tool", tool, "--error-exitcode", "9")
-            # Loading cuda.core tries calls that a driver lacks. While memcheck reported them, tests ran out of batches:
-            # it seems to keep Python's frames. Calls that fail for us raise.
+            # Loading cuda.core tries calls that a driver lacks; calls that fail for us raise.
             checked += ("--report-api-errors", "no") if tool == "memcheck" else ()
+            # Backtraces of the host keep Python's frames, and with them the batches that these let go of.
+            checked += ("--show-backtrace", "device")
             command = (*checked, "--target-processes", "all", *pytest("-x", *paths, "-k", chosen))
             made.append(
                 Unit("sanitizer", f"{family}.{tool}", command, environment=environment, unavailable=why)
