@@ -20,9 +20,12 @@ import atexit
 import contextlib
 import ctypes
 import errno
+import gc
+import importlib
 import json
 import mmap
 import os
+import pkgutil
 import re
 import shutil
 import signal
@@ -120,6 +123,11 @@ class Shared:
     def begin(self, folder: Path, at: int, fault: Fault, kinds: int) -> None:
         given = (ctypes.c_char_p(str(folder).encode()), ctypes.c_void_p(self._address), ctypes.c_long(at))
         self._library.begin_failing(*given, fault.error, int(fault.once), kinds)
+
+    def each(self, kinds: int) -> tuple[int, ...]:
+        """Returns how many calls of each kind were made, counted or not."""
+        ends = range(528, 528 + 8 * kinds, 8)
+        return tuple(int.from_bytes(self._memory[at : at + 8], sys.byteorder) for at in ends)
 
     def counts(self) -> tuple[int, int, str]:
         counted, failed = (int.from_bytes(self._memory[at : at + 8], sys.byteorder) for at in (0, 8))
@@ -419,6 +427,17 @@ def started_with_library(arguments: Sequence[str]) -> ctypes.CDLL:
     return ctypes.CDLL(os.environ[LIBRARY])
 
 
+def import_all() -> None:
+    """Imports what commands do, once for all forks, which would copy and look through it where it were collected."""
+    for name in ("torch_geometric", *(f"outcrop.{package}" for package in ("api", "cli"))):
+        package = importlib.import_module(name)
+        if name.startswith("outcrop."):
+            for module in pkgutil.iter_modules(package.__path__, f"{name}."):
+                importlib.import_module(module.name)
+    gc.collect()
+    gc.freeze()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -430,11 +449,10 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="writes what was tried")
     asked = parser.parse_args()
     library = started_with_library(sys.argv)
-    import torch_geometric  # noqa: F401  what runs would import, once
-
     from artifact_support import memory_folder
     from outcrop.bench.origin import origin
 
+    import_all()
     shared, began = Shared(library), time.monotonic()
     with memory_folder() as folder:
         make_inputs(folder / "made")

@@ -20,7 +20,7 @@ if [ "$tier" = slow ]; then
   mapfile -t files < <(grep -rl --include='test_*.py' 'mark\.slow' tests)
   set -- "$@" "${files[@]}"
 fi
-"$venv/bin/python" -m pytest -n "$processes" --dist loadfile --junitxml "$report" -o junit_suite_name="$tier" "$@" && status=0 || status=$?
+"$venv/bin/python" -m pytest -n "$processes" --dist loadfile --durations 12 --durations-min 10 --junitxml "$report" -o junit_suite_name="$tier" "$@" && status=0 || status=$?
 if [ $status = 5 ] && [ -n "${OUTCROP_ALLOW_EMPTY:-}" ]; then
   say "no tests in tier $tier"
   exit 0

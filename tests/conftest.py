@@ -84,8 +84,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     asked = "soak" in config.option.markexpr or any("::" in argument for argument in config.args)
     if not asked:
-        searches = [item for item in items if "soak" in item.keywords]
-        items[:] = [item for item in items if "soak" not in item.keywords]
+        searches = [item for item in items if item.get_closest_marker("soak")]
+        items[:] = [item for item in items if not item.get_closest_marker("soak")]
         config.hook.pytest_deselected(items=searches)
     if not support.torture():
         return

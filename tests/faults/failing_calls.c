@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -25,22 +26,25 @@ enum { kOpen = 1, kRead = 2, kWrite = 4, kSync = 8, kName = 16, kSize = 32, kMap
 // In memory that the parent sees, too.
 struct Counts {
   atomic_long counted, failed;
-  char first[512];  // what failed first
+  char first[512];      // what failed first
+  atomic_long each[8];  // calls of each kind, counted or not
 };
 
 static struct Counts* counts;  // none: nothing is counted
 static char folder[PATH_MAX];
 static size_t folder_length;
 static long fail_at;
-static int error_number, once, kinds, halves;
+static int error_number, once, kinds, halves, raised;
 static atomic_char ours[65536];  // by descriptor
 
 // From now on calls of these kinds are counted. The `at`-th fails with `error`, and, unless `only_once`, all after it do;
-// 0: none. An `error` of 0 moves half of what a read or write asks for.
+// 0: none. An `error` of 0 moves half of what a read or write asks for; one below 0 fails nothing and sends the process the
+// signal of that number.
 void begin_failing(const char* path, struct Counts* shared, long at, int error, int only_once, int which) {
   folder_length = strlen(path);
   memcpy(folder, path, folder_length + 1);
   fail_at = at, error_number = error, once = only_once, kinds = which, halves = error == 0;
+  raised = error < 0 ? -error : 0;
   counts = shared;
 }
 
@@ -60,13 +64,16 @@ static int mine(int fd) { return counts && fd >= 0 && fd < 65536 && ours[fd]; }
 
 // Whether this call is to fail; errno is set then.
 static int fails(int kind, const char* name, const char* path) {
-  if (!counts || !(kinds & kind)) return 0;
+  if (!counts) return 0;
+  atomic_fetch_add(&counts->each[__builtin_ctz((unsigned)kind)], 1);
+  if (!(kinds & kind)) return 0;
   const long number = atomic_fetch_add(&counts->counted, 1) + 1;
   if (fail_at == 0 || number < fail_at || (once && number > fail_at)) return 0;
   if (atomic_fetch_add(&counts->failed, 1) == 0)
     snprintf(counts->first, sizeof counts->first, "%s %s", name, path ? path : "");
+  if (raised) kill(getpid(), raised);
   errno = error_number;
-  return 1;
+  return !raised;
 }
 
 #define REAL(type, name, ...)                                                \

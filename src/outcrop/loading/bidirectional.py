@@ -46,7 +46,7 @@ def both_ways(batch: Any) -> Any:
 
 
 def _of_types(batch: HeteroData) -> HeteroData:
-    edges = {key: batch[key].edge_index for key in batch.edge_types}
+    edges: dict[Any, torch.Tensor] = {key: batch[key].edge_index for key in batch.edge_types}
     drawn = HeteroSamplerOutput(
         node={},
         row={key: index[0] for key, index in edges.items()},
@@ -58,10 +58,12 @@ def _of_types(batch: HeteroData) -> HeteroData:
         made = drawn.to_bidirectional()
     for warning in told:
         warnings.warn(f"{warning.message}: its edges stay as they were drawn", OutcropWarning, stacklevel=4)
+    rows: Any = made.row
+    cols: Any = made.col
     still: Any = made.edge
     for key in edges:
         store: Any = batch[key]
-        store.edge_index = torch.stack([made.row[key], made.col[key]])
+        store.edge_index = torch.stack([rows[key], cols[key]])
         for name in _OF_EDGES:
             if still[key] is None and name in store:
                 del store[name]

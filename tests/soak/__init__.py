@@ -1,0 +1,1 @@
+"""Random sequences of commands on shared folders, disturbed, against an oracle: ``python -m tests.soak``."""

@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""Runs random sequences of commands on shared folders, disturbed, and compares each with the same command alone.
+
+    python -m tests.soak [--hours H | --sequences N] [--seed S] [--length L] [--out FILE] [--failures FOLDER]
+    python -m tests.soak --replay FILE
+
+A sequence imports, prepares, trains, goes on training in other modes, infers, trains embeddings and verifies, in one
+folder. Commands are killed, ended, stopped for a while, have calls fail, run two at a time, and their files are damaged
+or removed. Each must end within a minute, by making what the same command makes undisturbed, or with one error that
+says what is in its way; in the end everything is built in the same folder, and nothing may be left beside it.
+
+What was found is shrunk and written to ``failures`` as JSON, for ``--replay``, and as lines of a shell. The same seed
+draws the same sequences; which call a thread makes first, only time decides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS)]
+
+from support import script  # noqa: E402
+
+from .operations import Operation, draw  # noqa: E402
+from .shrink import shrunk  # noqa: E402
+from .world import Oracle, Runner, World  # noqa: E402
+
+
+class Soak:
+    """Runs sequences, and counts.
+
+    Attributes:
+        failed: What was not as it must be, by sequence.
+    """
+
+    def __init__(self, calls: Any, shared: Any, folder: Path, failures: Path):
+        self._calls, self._folder, self._failures = calls, folder, failures
+        self._runner = Runner(calls, shared)
+        self._oracle = Oracle(folder / "known", folder / "made", self._runner)
+        self.failed: dict[str, str] = {}
+        self.counts: Counter[str] = Counter()
+        self.sequences = 0
+
+    def wrong_of(self, operations: Sequence[Operation], count: bool = False) -> str:
+        """Does a sequence in a folder of its own; returns what is wrong first, or nothing."""
+        folder = self._folder / "world"
+        world = World(folder, self._folder / "made", self._runner, self._oracle, self._wrong_said)
+        try:
+            for operation in operations:
+                if wrong := world.do(operation):
+                    return wrong
+            wrong = world.settle()
+            return wrong or "; ".join(self._oracle.wrong)
+        finally:
+            self._oracle.wrong.clear()
+            if count:
+                self.counts.update(world.counts)
+            self._calls.shutil.rmtree(folder)
+
+    def _wrong_said(self, status: int | None, said: str, command: Any) -> str:
+        job = self._calls.Job("", lambda path: None, command.arguments, lambda path: {})
+        return self._calls.wrong_of(self._calls.Ended(status, said, 0, 0, ""), False, job)
+
+    def run(self, name: str, operations: Sequence[Operation]) -> str:
+        """Does a sequence; one that fails is shrunk and written down."""
+        self.sequences += 1
+        wrong = self.wrong_of(operations, count=True)
+        if wrong:
+            kind = wrong.rpartition(": ")[0][-60:]
+            short = shrunk(operations, lambda some: self.wrong_of(some).rpartition(": ")[0][-60:] == kind)
+            self.failed[name] = wrong
+            self._write(name, short, self.wrong_of(short) or wrong)
+        return wrong
+
+    def _write(self, name: str, operations: Sequence[Operation], wrong: str) -> None:
+        self._failures.mkdir(parents=True, exist_ok=True)
+        told = {"wrong": wrong, "operations": [one.as_dict() for one in operations]}
+        (self._failures / f"{name}.json").write_text(json.dumps(told, indent=1))
+        lines = [*map(str, operations), *(f"# {line}" for line in wrong.splitlines())]
+        (self._failures / f"{name}.sh").write_text("\n".join(lines) + "\n")
+        print("\n".join([f"FAILED {name}: {wrong}", *(f"   {line}" for line in lines)]), flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--hours", type=float, default=8.0)
+    parser.add_argument("--sequences", type=int, help="ends after so many")
+    parser.add_argument("--seed", default="0")
+    parser.add_argument("--length", type=int, default=25, help="operations of a sequence")
+    parser.add_argument("--out", type=Path, help="writes what was done")
+    parser.add_argument("--failures", type=Path, default=Path("build/soak"))
+    parser.add_argument("--replay", type=Path, help="does the sequence of this file alone")
+    asked = parser.parse_args()
+    calls = script("fail_calls")
+    library = calls.started_with_library(["-m", "tests.soak", *sys.argv[1:]])
+    from artifact_support import memory_folder
+    from outcrop.bench.origin import origin
+
+    calls.import_all()
+    began = time.monotonic()
+    with memory_folder() as folder:
+        calls.make_inputs(folder / "made")
+        soak = Soak(calls, calls.Shared(library), folder, asked.failures)
+        if asked.replay is not None:
+            told = json.loads(asked.replay.read_text())["operations"]
+            soak.run(asked.replay.stem, [Operation.from_dict(one) for one in told])
+        while asked.replay is None and time.monotonic() - began < 3600 * asked.hours:
+            if soak.sequences == asked.sequences:
+                break
+            name = f"{asked.seed}-{soak.sequences}"
+            soak.run(name, draw(name, asked.length))
+            print(
+                f"{soak.sequences} sequences, {soak.counts['operations']} operations, {len(soak.failed)} failed, "
+                f"{time.monotonic() - began:.0f} s",
+                flush=True,
+            )
+    counts = dict(sorted(soak.counts.items()))
+    print(f"{soak.sequences} sequences, {len(soak.failed)} failed: {json.dumps(counts)}")
+    if asked.out is not None:
+        result = {
+            **origin("stress"), "seed": asked.seed, "length": asked.length, "seconds": time.monotonic() - began,
+            "sequences": soak.sequences, "failed": soak.failed, "columns": ["what", "times"],
+            "rows": [[kind, str(times)] for kind, times in counts.items()],
+        }  # fmt: skip
+        asked.out.write_text(json.dumps(result, indent=1))
+    return len(soak.failed) > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
