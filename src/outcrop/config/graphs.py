@@ -20,7 +20,7 @@ class ImportConfig:
     Attributes:
         keep_duplicates: Keep edges that are listed more than once. False: one of each is kept, the first, so that
             sampling without replacement gives distinct neighbours; None: so for edges without features, and all are
-            kept of those that have some.
+            kept of those that have some, or whose origins are asked for.
         keep_self_loops: Keep edges from a node to itself; None: as is usual for the source (kept, except for sparse
             archives).
         reverse: Store the reverse of every edge too, as message passing on undirected graphs wants it; None: where the
@@ -44,6 +44,7 @@ class ImportConfig:
             None: 19.
         types: ``all``: also what a source leaves out otherwise: of ``igb:DIR`` authors, topics and what else there is
             beside papers, of ``ntriples:FILE`` literals; None: without these.
+        edge_origins: Keep with each edge which one of its source it was: :meth:`outcrop.Graph.edge_origins`.
     """
 
     keep_duplicates: bool | None = None
@@ -62,6 +63,7 @@ class ImportConfig:
     num_nodes: int | None = None
     num_classes: int | None = None
     types: Literal["all"] | None = None
+    edge_origins: bool = False
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -94,7 +96,7 @@ class ImportConfig:
 
     def stored(self) -> dict[str, Any]:
         """Returns the fields for the manifest."""
-        fields = stored_fields(self, ("label_kind", "num_nodes", "num_classes", "types"))
+        fields = stored_fields(self, ("label_kind", "num_nodes", "num_classes", "types", "edge_origins"))
         return fields | {"keep_duplicates": bool(self.keep_duplicates)}
 
     @property

@@ -1,4 +1,5 @@
-"""Rows of edges: streamed in the order in which their source lists the edges, stored in that of the neighbor lists.
+"""Rows of edges: streamed in the order in which their source lists the edges, stored in that of the neighbor lists; and
+which edge of the source each edge is.
 
 The sort of the edges tells for each edge that is kept which one of the source it is; the core puts the rows in order by
 that, out of core (core/graph/permute.h).
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 import outcrop._core as _core
 from outcrop.errors import ArgumentError
@@ -27,7 +30,7 @@ class EdgeNumbers:
     """Says which edge of the source each stored edge is.
 
     Attributes:
-        path: File of int64, in the order of the stored edges, of all edge types that have rows.
+        path: File of int64, in the order of the stored edges, of all edge types that have rows or keep origins.
         first: Where those of this edge type begin in it.
         count: How many edges of this type are stored.
         listed: How many edges the source lists.
@@ -99,6 +102,25 @@ def write_edge_rows(
     _stream(rows, runtime, dtype, nonfinite, permuter)
     file = permuter.finish(str(work / f"{name}.bin"))
     return file_specs(name, dtype, (numbers.count, rows.dim), file)
+
+
+def write_origins(numbers: EdgeNumbers, runtime: Runtime, work: Path, name: str) -> dict[str, ArraySpec]:
+    """Writes ``numbers`` themselves as the array ``name`` into ``work``, int64 [count].
+
+    Returns:
+        What was written, and the checksums of its pages; nothing where ``runtime`` measures.
+    """
+    specs: dict[str, ArraySpec] = {}
+    writer = ArrayWriter(runtime, work, name, "int64", page_sums=True)
+    at_once = block_bytes(runtime) // 8
+    with runtime.budget.reserve("import", 8 * at_once):
+        if runtime.measures:
+            return specs
+        for done in range(0, numbers.count, at_once):
+            count = min(at_once, numbers.count - done)
+            writer.append(np.fromfile(numbers.path, np.int64, count, offset=8 * (numbers.first + done)))
+    writer.finish_into(specs)
+    return specs
 
 
 def _memory(rows: FeatureSource, slots: int, runtime: Runtime) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 import outcrop._core as _core
 from outcrop.config import ImportConfig
 from outcrop.errors import ArgumentError
-from outcrop.importing.edge_rows import NUMBERS_FILE, EdgeNumbers, check_rows, write_edge_rows
+from outcrop.importing.edge_rows import NUMBERS_FILE, EdgeNumbers, check_rows, write_edge_rows, write_origins
 from outcrop.importing.lists import sort_bytes, topology_specs
 from outcrop.importing.nodes import NodeImport
 from outcrop.importing.sources.base import GraphSource, TypedSource, block_bytes
@@ -40,6 +40,7 @@ from outcrop.store import imported
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import ArrayWriter
 from outcrop.store.graph import FORMAT, VERSION, Graph, open_graph
+from outcrop.store.graph_types import ORIGINAL
 from outcrop.store.manifest import ArraySpec, Manifest
 from outcrop.store.names import write_names
 
@@ -204,9 +205,10 @@ class _Import:
         reverse = source.reverse if self.config.reverse is None else self.config.reverse
         loops = source.keep_self_loops if self.config.keep_self_loops is None else self.config.keep_self_loops
         rows, before = source.edge_features, runtime.budget.now_bytes
+        numbered = rows is not None or self.config.edge_origins
         if rows is not None:
             check_rows(rows, source.num_edges, source.name)
-        sorting = sort_bytes(runtime, source.num_edges, reverse=reverse, numbered=rows is not None)
+        sorting = sort_bytes(runtime, source.num_edges, reverse=reverse, numbered=numbered)
         builder = _core.CscBuilder(
             runtime.io,
             runtime.budget,
@@ -218,7 +220,7 @@ class _Import:
             loops,
             reverse,
             weighted=source.weighted,
-            numbered=[rows is not None],
+            numbered=[numbered],
             keep_numbered_duplicates=self.config.keep_duplicates is not False,
         )
         # What the builder needs to write in the end: names of nodes must not take it meanwhile.
@@ -234,12 +236,15 @@ class _Import:
             numbers = self.work / NUMBERS_FILE
             result = builder.finish(indptr, indices, weights_path=weights, numbers_path=str(numbers))
             runtime.progress.advance("sort", listed)
+        places = EdgeNumbers(numbers, 0, result.num_edges, listed, 2 if reverse else 1)
         if rows is not None:
             if not runtime.measures:
                 check_rows(rows, listed, source.name)
-            places = EdgeNumbers(numbers, 0, result.num_edges, listed, 2 if reverse else 1)
             nonfinite = self.config.allow_nonfinite
             self.arrays |= write_edge_rows(rows, places, runtime, self.work, "e0.features", nonfinite)
+        if self.config.edge_origins:
+            self.arrays |= write_origins(places, runtime, self.work, f"e0.{ORIGINAL}")
+        if numbered:
             numbers.unlink()
         if runtime.measures:
             return largest.num_nodes if source.num_nodes is None else source.num_nodes

@@ -11,7 +11,7 @@ from typing import Any
 import outcrop._core as _core
 from outcrop.config import ImportConfig
 from outcrop.errors import ArgumentError
-from outcrop.importing.edge_rows import NUMBERS_FILE, EdgeNumbers, check_rows, write_edge_rows
+from outcrop.importing.edge_rows import NUMBERS_FILE, EdgeNumbers, check_rows, write_edge_rows, write_origins
 from outcrop.importing.lists import sort_bytes, topology_specs
 from outcrop.importing.nodes import NodeImport
 from outcrop.importing.sources.base import REVERSE, EdgeSource, NodeSource, TypedSource
@@ -20,6 +20,7 @@ from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store.graph import FORMAT, TYPED_VERSION
 from outcrop.store.graph_manifest import MOST_NODES
+from outcrop.store.graph_types import ORIGINAL
 from outcrop.store.manifest import ArraySpec, Manifest
 from outcrop.store.names import NAME_ARRAYS, write_names
 
@@ -85,7 +86,8 @@ class TypedImport:
         runtime, config = self.runtime, self.config
         counts = [edges.num_edges for edges, _ in self._edges]
         known = None if None in counts else sum(count or 0 for count in counts)
-        numbered, before = [edges.features is not None for edges, _ in self._edges], runtime.budget.now_bytes
+        origins, before = config.edge_origins, runtime.budget.now_bytes
+        numbered = [origins or edges.features is not None for edges, _ in self._edges]
         sorting = sort_bytes(runtime, known, reverse=False, numbered=any(numbered))
         builder = _core.CscBuilder(
             runtime.io,
@@ -112,7 +114,7 @@ class TypedImport:
             result = builder.finish(paths[0], paths[1], weights_path=paths[2], numbers_path=str(numbers))
             runtime.progress.advance("sort", builder.edges_added)
         if any(numbered):
-            self._write_rows(work, numbers, [found.num_edges for found in result.relations], listed)
+            self._write_numbered(work, numbers, [found.num_edges for found in result.relations], listed)
         weighted = any(edges.weighted for edges, _ in self._edges)
         if not runtime.measures:
             self._arrays |= topology_specs(result, weighted=weighted)
@@ -130,18 +132,23 @@ class TypedImport:
             for (edges, _), found, count in zip(self._edges, result.relations, listed, strict=True)
         ]
 
-    def _write_rows(self, work: Path, numbers: Path, stored: Sequence[int], listed: Sequence[int]) -> None:
-        """Writes the rows of the edges, edge type by edge type."""
-        first, nonfinite = 0, self.config.allow_nonfinite
+    def _write_numbered(
+        self, work: Path, numbers: Path, stored: Sequence[int], listed: Sequence[int]
+    ) -> None:
+        """Writes the rows of the edges and where they come from, edge type by edge type."""
+        first, origins, nonfinite = 0, self.config.edge_origins, self.config.allow_nonfinite
         for number, (edges, _) in enumerate(self._edges):
-            if edges.features is None:
+            if edges.features is None and not origins:
                 continue
-            if not self.runtime.measures:
-                check_rows(edges.features, listed[number], edges.name)
             places = EdgeNumbers(numbers, first, stored[number], listed[number])
-            self._arrays |= write_edge_rows(
-                edges.features, places, self.runtime, work, f"e{number}.features", nonfinite
-            )
+            if edges.features is not None:
+                if not self.runtime.measures:
+                    check_rows(edges.features, listed[number], edges.name)
+                self._arrays |= write_edge_rows(
+                    edges.features, places, self.runtime, work, f"e{number}.features", nonfinite
+                )
+            if origins:
+                self._arrays |= write_origins(places, self.runtime, work, f"e{number}.{ORIGINAL}")
             first += stored[number]
         numbers.unlink()
 

@@ -6,7 +6,8 @@ Optional: ``features`` [N, D] of any dtype,
 ``labels`` (see below), ``train``, ``valid``, ``test`` int64 node ids, ascending; ``edge_weight`` float32 [E],
 not negative, in the order of ``indices``; ``train_edges``, ``valid_edges``, ``test_edges`` int64 [M, 2] (source,
 target), the positive edges of link prediction.
-``e0.features`` [E, D] of any dtype: rows of the edges, in the order of ``indices``.
+``e0.features`` [E, D] of any dtype: rows of the edges, in the order of ``indices``. ``e0.original`` int64 [E]: which
+edge of the source each edge was.
 For ``features``, ``e0.features``, ``indptr``, ``indices`` and ``edge_weight`` there is ``<name>_page_crc`` uint32:
 CRC-32C of each page of the array's file. Graphs of before have none, and parts of their arrays are read unchecked.
 ``names`` uint8 and ``name_offsets`` int64 [N + 1]: what the source calls the nodes, where that is not 0 to N - 1.
@@ -21,7 +22,8 @@ Version 2, with types of nodes and edges (:mod:`outcrop.store.graph_types`). Att
 relation, target, num_edges, order, weighted}, ``source`` and ``target`` being names of node types. ``indptr`` int64
 [lists + 1] has the lists of one edge type after the other, one for each node of its target type; ``indices`` [E] are
 sources, numbered through all node types, ascending in a list; ``edge_weight`` has the weights of the edge types that
-are ``weighted``; ``e<i>.features`` [E_i, D] are rows of the edges of edge type i, in the order of ``indices``.
+are ``weighted``; ``e<i>.features`` [E_i, D] are rows of the edges of edge type i, in the order of ``indices``, and
+``e<i>.original`` int64 [E_i] says which edge of the source each was.
 Node type i has ``n<i>.features``, ``n<i>.labels``, ``n<i>.train``, ``n<i>.valid`` and ``n<i>.test``, as far as there
 are any, with ids from 0 within the type.
 """
@@ -51,6 +53,7 @@ from outcrop.store.elsewhere import Elsewhere, read_elsewhere
 from outcrop.store.graph_types import (
     FEATURES,
     LABELS,
+    ORIGINAL,
     WEIGHTS,
     EdgeType,
     ListsTo,
@@ -409,6 +412,29 @@ class Graph:
             )
         targets = np.repeat(np.arange(of.target.num_nodes, dtype=np.int64), counts)
         return np.stack([indices.astype(np.int64) - of.source.first, targets])
+
+    def edge_origins(self, edge_type: EdgeType | tuple[str, str, str] | None = None) -> np.ndarray:
+        """Returns which edge of its source each edge of a type was, int64 [num_edges], as :meth:`edge_index` orders.
+
+        Edges of the source count from 0, in the order in which it lists them, those that were dropped too; the reverse
+        of an edge has the number of the edge. So ``graph.edge_origins()[batch.e_id]`` leads from a batch to the rows of
+        what was imported.
+
+        Args:
+            edge_type: As :meth:`edge_index` takes it.
+
+        Raises:
+            ArgumentError: There are several edge types and none is named, or the graph has none of that name.
+            FormatError: Origins were not kept (``ImportConfig(edge_origins=True)``, ``outcrop import --edge-origins``).
+        """
+        of = edge_type if isinstance(edge_type, EdgeType) else self.edge_type(edge_type)
+        name = of.array(ORIGINAL)
+        if name not in self.manifest.arrays:
+            raise FormatError(
+                f"{self.path} does not know where its edges come from: import it with edge_origins (--edge-origins)"
+            )
+        with Runtime() as runtime:
+            return self.array(runtime, name).read("edge-origins")
 
     def split(self, runtime: Runtime, name: str) -> np.ndarray:
         """Returns the node ids of split ``name`` (``train``, ``valid`` or ``val``, ``test``), int64, ascending.

@@ -27,6 +27,7 @@ _DTYPES = {
     "indptr": ("int64",),
     "indices": ("uint32", "int64"),
     "edge_weight": ("float32",),
+    "original": ("int64",),
     "names": ("uint8",),
     "name_offsets": ("int64",),
     **dict.fromkeys((*SPLITS, *EDGE_SPLITS), ("int64",)),
@@ -53,7 +54,7 @@ def problem(
     nodes, edges = attributes["num_nodes"], attributes["num_edges"]
     pairs = dict.fromkeys(EDGE_SPLITS, (None, (2,)))
     wanted = _of_topology(nodes, edges, edges) | _of_nodes("", nodes, (attributes["feature_dim"],)) | pairs
-    wanted["e0.features"] = (edges, None)
+    wanted |= {"e0.features": (edges, None), "e0.original": (edges, ())}
     return _problem_of_strays(arrays, 0, 1) or _problem_of_arrays(wanted, arrays)
 
 
@@ -72,7 +73,10 @@ def _problem_of_typed(attributes: Mapping[str, Any], arrays: Mapping[str, ArrayS
         wanted |= _of_nodes(f"n{number}.", one["num_nodes"], None)
         wanted |= {f"n{number}.names": (None, ()), f"n{number}.name_offsets": (one["num_nodes"] + 1, ())}
     for number, one in enumerate(edges):
-        wanted[f"e{number}.features"] = (one["num_edges"], None)
+        wanted |= {
+            f"e{number}.features": (one["num_edges"], None),
+            f"e{number}.original": (one["num_edges"], ()),
+        }
         wanted |= dict.fromkeys((f"e{number}.{name}" for name in EDGE_SPLITS), (None, (2,)))
     if any(one.get("weighted", False) for one in edges) and "edge_weight" not in arrays:
         return "array 'edge_weight' is missing, and an edge type has weights"

@@ -17,7 +17,7 @@ from outcrop.config import LabelKind
 from outcrop.config.sampling import SPLITS
 from outcrop.store.manifest import ArraySpec
 
-FEATURES, LABELS, WEIGHTS = "features", "labels", "edge_weight"
+FEATURES, LABELS, WEIGHTS, ORIGINAL = "features", "labels", "edge_weight", "original"
 
 
 @dataclass(frozen=True)

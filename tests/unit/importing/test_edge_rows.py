@@ -104,25 +104,26 @@ def write_folder(folder: Path, sizes: list[int], types: list[dict[str, Any]]) ->
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(typed(), st.sampled_from([None, True, False]), st.booleans())
-def test_rows_are_those_of_their_edges(tmp_path, graph, duplicates, loops):
+@given(typed(), st.sampled_from([None, True, False]), st.booleans(), st.booleans())
+def test_rows_are_those_of_their_edges(tmp_path, graph, duplicates, loops, origins):
     sizes, types = graph
     if not any(sizes):
         return
     shutil.rmtree(tmp_path)
     tmp_path.mkdir()
     write_folder(tmp_path / "in", sizes, types)
-    made = imported(
-        f"arrays:{tmp_path / 'in'}", tmp_path / "g.oc", keep_duplicates=duplicates, keep_self_loops=loops
-    )
+    options = {"keep_duplicates": duplicates, "keep_self_loops": loops, "edge_origins": origins}
+    made = imported(f"arrays:{tmp_path / 'in'}", tmp_path / "g.oc", **options)
     both_ways = [(of, of["edges"], of["ends"]) for of in types] + [
         (of, of["edges"][::-1], of["ends"][::-1]) for of in types if of["reverse"]
     ]
     weights = []
     for one, (of, edges, ends) in zip(made.edge_types, both_ways, strict=True):
-        keep = duplicates is True or (duplicates is None and of["rows"] is not None)
+        keep = duplicates is True or (duplicates is None and (origins or of["rows"] is not None))
         numbers = kept(edges, duplicates=keep, loops=loops or ends[0] != ends[1])
         assert np.array_equal(made.edge_index(one), edges[:, numbers])
+        if origins:
+            assert np.array_equal(made.edge_origins(one), numbers)
         has = one.array("features") in made.manifest.arrays
         assert has == (of["rows"] is not None)
         if has:
@@ -135,6 +136,33 @@ def test_rows_are_those_of_their_edges(tmp_path, graph, duplicates, loops):
         assert np.array_equal(read(made, "edge_weight"), np.concatenate(weights))
     with new_runtime() as runtime:
         verify_artifact(made.path, runtime)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("duplicates", [None, True, False])
+def test_origins_of_a_graph_without_types(tmp_path, reverse, duplicates):
+    """In blocks of 16 KiB within the budget; batches lead back to what was imported."""
+    edges = pairs(200_000, 5000)
+    options = {"reverse": reverse, "keep_duplicates": duplicates, "keep_self_loops": False}
+    given = {"edges": edges, "features": np.zeros((5000, 1), np.float32)}
+    graph = imported(given, tmp_path / "g.oc", "6MiB", edge_origins=True, **options)
+    numbers = kept(edges.T, duplicates=duplicates is not False, loops=False, both=reverse)
+    assert np.array_equal(graph.edge_origins(), numbers)
+    assert not graph.has_edge_rows
+    with new_runtime() as runtime:
+        verify_artifact(graph.path, runtime)
+    loader = oc.pyg.NeighborLoader(
+        graph, num_neighbors=[3], batch_size=500, input_nodes=np.arange(5000), edge_ids=True, shuffle=False
+    )
+    for batch in loader:
+        ends = np.sort(edges[graph.edge_origins()[batch.e_id.numpy()]], axis=1)
+        assert np.array_equal(ends, np.sort(batch.n_id.numpy()[batch.edge_index.numpy().T], axis=1))
+
+
+def test_origins_must_have_been_kept(tmp_path):
+    graph = imported({"edges": pairs(50), "num_nodes": 60}, tmp_path / "g.oc")
+    with pytest.raises(oc.FormatError, match=r"g\.oc does not know .* edge_origins \(--edge-origins\)"):
+        graph.edge_origins()
 
 
 def permuted(

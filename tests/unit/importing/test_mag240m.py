@@ -83,6 +83,19 @@ def test_everything_comes_back(folder, zipped):
     assert f"years of {papers} are not imported, graphs have no times yet: node_year.npy" in graph.notes
 
 
+def test_pairs_that_are_listed_twice_are_kept(folder):
+    """The reader of OGB maps edge_index.npy as it is: with keep_duplicates each column of it is an edge."""
+    for key in KEYS:
+        path = folder / "processed" / "___".join(key) / "edge_index.npy"
+        edges = np.load(path)
+        np.save(path, np.concatenate([edges, edges[:, ::3], edges[:, ::6]], axis=1))
+    graph = imported(folder, keep_duplicates=True)
+    for key in KEYS:
+        edges = np.load(folder / "processed" / "___".join(key) / "edge_index.npy")
+        assert len(np.unique(edges, axis=1).T) < len(edges.T)
+        assert np.array_equal(graph.edge_index(key), edges[:, np.lexsort(edges)])
+
+
 TEST = np.arange(59, 36, -1)
 HALVES = {"train": np.arange(20), "valid": np.arange(20, 30)}
 

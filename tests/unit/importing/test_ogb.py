@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import pathlib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,30 @@ def test_a_data_set_in_text_is_what_ogb_loads(tmp_path: Path, name: str, load: L
     compare(folder, graph, load(str(folder / "raw"), reverse, additional_edge_files=files))
     assert graph.manifest.attributes["undirected"] == reverse
     assert graph.num_classes == 4
+
+
+@pytest.mark.parametrize("name", ["ogbn_arxiv", "ogbl_collab"])
+def test_edges_that_are_listed_twice_are_kept_edge_for_edge(tmp_path: Path, name: str, load: Loader) -> None:
+    """As often as OGB's loader gives them, inverses too, each with its own weight. But a loop is its own inverse, which
+    OGB lists twice."""
+    weights = name == "ogbl_collab"
+    made = foreign_graph()
+    again = [*range(len(made.edges)), *range(0, len(made.edges), 3), *range(0, len(made.edges), 6)]
+    numbers = np.arange(1, len(again) + 1)
+    twice = ForeignGraph(made.edges[again], made.features, made.labels, made.splits, numbers)
+    folder = write_ogb_text(tmp_path / name, twice, weights=weights)
+    graph = run(folder, keep_duplicates=True)
+    loaded = load(str(folder / "raw"), weights, additional_edge_files=["edge_weight"] if weights else [])
+    theirs = loaded["edge_index"].T.tolist()
+    their_weights = loaded["edge_weight"][:, 0].tolist() if weights else [1.0] * len(theirs)
+    expected = Counter((*pair, weight) for pair, weight in zip(theirs, their_weights, strict=True))
+    for source, target, weight in expected:
+        if weights and source == target:
+            expected[source, target, weight] //= 2
+    ours = graph.edge_index().T.tolist()
+    our_weights = get(graph, "edge_weight").tolist() if weights else [1.0] * len(ours)
+    assert len(theirs) > len({tuple(pair) for pair in theirs})
+    assert Counter((*pair, weight) for pair, weight in zip(ours, our_weights, strict=True)) == expected
 
 
 def test_options_replace_what_ogb_does(tmp_path: Path) -> None:
