@@ -94,7 +94,8 @@ def prepare(
             lie, and who writes them (:class:`outcrop.PackConfig`).
         batches: Mini-batches from elsewhere instead: an iterable, or a function of the epoch that makes one, or
             either of them by split (:mod:`outcrop.sampling.external` says what a batch must have, and how it is
-            reordered). Hops are those of the batches; of ``sampling`` only ``batch_size`` and ``degrees`` matter.
+            reordered); ``HeteroData`` where the graph has types. Hops are those of the batches; of ``sampling`` only
+            ``batch_size`` and ``degrees`` matter.
         batches_key: Names what ``batches`` gives: while it stays the same, they are not asked for again. Without it
             they are, and what was made of them stays if they are the same.
         topology: Where neighbour lists are read from: ``"automatic"``, ``"memory"``, ``"paged"`` or ``"map"``.
@@ -199,9 +200,8 @@ def prepare_with_report(
 def _request(asked: PrepareOptions) -> PrepareRequest:
     """Describes what is prepared, in numbers: what was left open is chosen here."""
     graph, out = asked.graph if isinstance(asked.graph, Graph) else open_graph(asked.graph), Path(asked.out)
-    if asked.batches is not None:
-        graph.require_one_type("preparing batches from elsewhere")
-    external = None if asked.batches is None else ExternalBatches(asked.batches, graph.num_nodes)
+    seeded = graph.with_seeds(asked.sampling.node_type or graph.chosen_seeds)
+    external = None if asked.batches is None else ExternalBatches(asked.batches, seeded)
     config, limits = _sampling(asked.sampling, external, asked.epochs), asked.limits
     config = replace(config, node_type=config.node_type or graph.chosen_seeds)
     graph.require_edge_rows(config.edge_rows)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from outcrop.config import SampleConfig
+from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import ArgumentError
 from outcrop.store.batches import BatchGraph, Edges, Nodes
 from outcrop.store.graph import Graph
@@ -43,7 +44,7 @@ def check_served(config: SampleConfig, graph: Graph) -> None:
     asked = None
     if config.task != "node":
         asked = f"task {config.task!r}"
-    elif config.sampler not in ("neighbor", "labor", "weighted"):
+    elif config.sampler not in ("neighbor", "labor", "weighted", EXTERNAL):
         asked = f"sampler {config.sampler!r}"
     elif config.degrees:
         asked = "degrees of nodes, which model gcn needs,"

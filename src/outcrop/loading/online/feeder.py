@@ -72,8 +72,8 @@ class LiveSampler:
 class ReplayedSamples:
     """Replays recorded batches that nothing here could draw again."""
 
-    def __init__(self, structures: RecordedStructures):
-        self._structures = structures
+    def __init__(self, structures: RecordedStructures, graph: Graph):
+        self._structures, self._types = structures, graph.node_types
 
     def seeds(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[BatchGraph]:
         return self._structures.batches(split, epoch, numbers)
@@ -84,7 +84,8 @@ class ReplayedSamples:
         on_new_nodes: Callable[[np.ndarray], None],
         on_located: Callable[[int, LocatedRows], None] | None = None,
     ) -> BatchGraph:
-        on_new_nodes(seeds.n_id)
+        for of, nodes in zip(self._types, seeds.nodes, strict=True):
+            on_new_nodes(nodes.ids + of.first if of.first else nodes.ids)
         return seeds
 
     def drop_lists(self) -> None: ...

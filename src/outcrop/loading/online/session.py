@@ -262,7 +262,7 @@ def _open_sampler(
     structures = None if recorded is None else RecordedStructures(recorded, runtime)
     if config.sampler == EXTERNAL:  # nothing here could draw them again
         assert structures is not None
-        return ReplayedSamples(structures), None, structures
+        return ReplayedSamples(structures, request.graph), None, structures
     on = DrawingDevice(resolve(device.name), device_budget) if device.draws else None
     drawing = BatchSampler(
         request.graph,
