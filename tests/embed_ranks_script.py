@@ -28,6 +28,9 @@ def stopping(self, epoch, unit, *more):
     count += 1
     if count > int(UNITS) > 0:
         if "KILLED_RANK" not in os.environ:
+            print(
+                "stopped on purpose", file=sys.stderr, flush=True
+            )  # torchrun may end it before it says what it raised
             raise RuntimeError("stopped on purpose")
         mark = Path(os.environ["KILLED_MARK"])
         if int(os.environ["KILLED_RANK"]) == RANK and not mark.exists():

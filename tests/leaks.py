@@ -17,6 +17,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -52,14 +53,18 @@ class Snapshot:
             _extensions(),
         )
 
-    def leaks(self, grace_seconds: float = GRACE_SECONDS) -> dict[str, str]:
-        """Kind -> description of what is there now and was not then; waits for what is about to end."""
-        found = self._differences()
+    def leaks(self, grace_seconds: float = GRACE_SECONDS, excused: Collection[str] = ()) -> dict[str, str]:
+        """Kind -> description of what is there now and was not then; waits for what is about to end.
+
+        Args:
+            excused: Kinds that do not count.
+        """
+        found = self._differences(excused)
         if found:
             gc.collect()
             deadline = time.monotonic() + (grace_seconds if found.keys() - {"env"} else 0)
             pause = 0.005
-            while (found := self._differences()) and time.monotonic() < deadline:
+            while (found := self._differences(excused)) and time.monotonic() < deadline:
                 time.sleep(pause)
                 pause = min(2 * pause, 0.25)
                 gc.collect()  # what the collection before finalized may have held other garbage
@@ -71,9 +76,9 @@ class Snapshot:
             del os.environ[name]
         os.environ.update(self.variables)
 
-    def _differences(self) -> dict[str, str]:
+    def _differences(self, excused: Collection[str]) -> dict[str, str]:
         found = {"thread": self._new_threads(), "fd": self._new_files(), "env": self._changed_variables()}
-        return {kind: ", ".join(things) for kind, things in found.items() if things}
+        return {kind: ", ".join(things) for kind, things in found.items() if things and kind not in excused}
 
     def _new_threads(self) -> list[str]:
         python = {
