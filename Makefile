@@ -2,7 +2,7 @@
 # Variables: PYTHON (interpreter for .venv), OUTCROP_JOBS, OUTCROP_PIP_ARGS, ARGS (passed on: make test ARGS="-k pack").
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format build slow torture sanitize soak gpu bench docs clean
+.PHONY: help demo test lint lock format build slow torture sanitize soak gpu bench docs clean
 export PYTHON
 
 VENV := $(or $(OUTCROP_VENV),.venv)
@@ -53,6 +53,10 @@ sanitize: ## C++ tests under AddressSanitizer + UBSan, and under ThreadSanitizer
 lint: ## formatting, ruff, pyright, import layers, rules of the house, clang-format
 	@scripts/setup.sh lint
 	@scripts/lint.sh
+
+lock: ## resolves the versions that set-up installs anew: requirements/*.lock, with checksums; needs a network
+	@scripts/setup.sh test
+	@$(VENV)/bin/python scripts/lock.py $(ARGS)
 
 format: ## formats the Python and C++ sources in place
 	@scripts/setup.sh lint

@@ -18,6 +18,14 @@ pip() {
   PIP_DISABLE_PIP_VERSION_CHECK=1 "$venv/bin/python" -m pip "$1" ${OUTCROP_PIP_ARGS:-} "${@:2}"
 }
 
+# locked LOG SET... [-- PIP ARGUMENTS...]: the versions of requirements/SET.lock, each file compared with its checksum.
+locked() {
+  local log=$1 files=()
+  shift
+  while [ $# -gt 0 ] && [ "$1" != -- ]; do files+=(-r "requirements/$1.lock"); shift; done
+  quietly "$log" pip install --no-deps --require-hashes "${files[@]}" "${@:2}"
+}
+
 make_venv() {
   if [ -e "$venv/bin/pip" ] && "$venv/bin/python" -c '' 2>/dev/null; then return; fi
   local python
@@ -51,13 +59,13 @@ packages() { find src/outcrop -name __init__.py | LC_ALL=C sort | sha256sum | cu
 install_outcrop() {
   local dependencies sources extra=$1 name
   name=dependencies-${extra:-none}
-  dependencies=$(digest pyproject.toml constraints.txt)
+  dependencies=$(digest pyproject.toml constraints.txt requirements)
   sources=$(digest CMakeLists.txt pyproject.toml src/core src/bindings src/outcrop/device/kernels)-$(have_uring && echo uring || echo pread)-$(packages)
   if ! fresh "$name" "$dependencies"; then
     say "installing build tools and dependencies${extra:+ for $extra} (under a minute)"
-    quietly tools pip install 'scikit-build-core>=0.10' 'nanobind>=2.4' cmake ninja
+    locked tools build run ${extra:+"$extra"}
     say "building and installing outcrop (about half a minute)"
-    build "outcrop" ".${extra:+[$extra]}"
+    build "outcrop" . --no-deps
     done_with "$name" "$dependencies"
   elif ! fresh sources "$sources"; then
     say "C++ sources or packages changed: building outcrop again"
@@ -71,54 +79,14 @@ build() {
     quietly "$1" pip install -c constraints.txt --no-build-isolation --editable "${@:2}"
 }
 
-# Triton lies beside the environment, for the tests that put it on their path: where it can be imported, torch imports it
-# whenever its compiler is, which costs each of the many processes that tests start half a second.
-install_triton() {
-  fresh triton 1 && return
-  say "installing triton for the tests of its kernels (160 MB)"
-  quietly triton pip install --no-deps --upgrade --target "$venv/beside" 'triton>=3.5'
-  done_with triton 1
-}
-
-# The package of the Open Graph Benchmark lies in a folder of its own, with six, for the tests that compare with what it
-# reads. Those need nothing else that is not there: it would ask for scikit-learn, and for what looks for its updates.
-install_ogb() {
-  fresh ogb 1 && return
-  say "installing ogb for the tests that compare with it"
-  quietly ogb pip install --no-deps --upgrade --target "$venv/beside-ogb" 'ogb==1.3.6' 'six>=1.12'
-  done_with ogb 1
-}
-
-# A server of S3 for the tests of object stores: they start it as a process of its own.
-install_moto() {
-  fresh moto 1 && return
-  say "installing moto, an S3 server, for the tests of object stores (115 MB)"
-  quietly moto pip install --upgrade --target "$venv/beside-s3" 'moto[s3]==5.2.5' 'flask>=3' 'flask-cors>=4'
-  done_with moto 1
-}
-
-# Ray for the tests of preparing on a cluster, which they start as processes of its own.
-install_ray() {
-  fresh ray 1 && return
-  say "installing Ray, for the tests of clusters (260 MB)"
-  quietly ray pip install --upgrade --target "$venv/beside-ray" 'ray==2.60.0'
-  done_with ray 1
-}
-
-# What Kubernetes, JobSet and the Kubeflow trainer say that manifests may have, as classes.
-install_kubernetes() {
-  fresh kubernetes 1 && return
-  say "installing the classes of the Kubeflow trainer, for the tests of manifests (21 MB)"
-  quietly kubernetes pip install --upgrade --target "$venv/beside-kubernetes" 'kubeflow-trainer-api==2.3.0'
-  done_with kubernetes 1
-}
-
-# What gives a process another time of day, for the test of machines whose clocks differ.
-install_faketime() {
-  fresh faketime 1 && return
-  say "installing libfaketime, for the test of clocks"
-  quietly faketime pip install --no-deps --upgrade --target "$venv/beside-faketime" 'libfaketime==3.0.1'
-  done_with faketime 1
+# beside SET FOLDER WHAT: installs a set into a folder of its own in .venv, for the tests that put it on their path.
+beside() {
+  local want
+  want=$(digest "requirements/$1.lock")
+  fresh "$1" "$want" && return
+  say "installing $3"
+  locked "$1" "$1" -- --upgrade --target "$venv/$2"
+  done_with "$1" "$want"
 }
 
 case $purpose in build) extra= ;; *) extra=$purpose ;; esac
@@ -127,10 +95,14 @@ prepare_system
 install_torch
 install_outcrop "$extra"
 if [ "$purpose" = test ]; then
-  install_triton
-  install_ogb
-  install_moto
-  install_ray
-  install_kubernetes
-  install_faketime
+  # Where Triton can be imported, torch imports it whenever its compiler is, which costs each of the many processes that
+  # tests start half a second.
+  beside triton beside "triton for the tests of its kernels (160 MB)"
+  # Tests need of OGB nothing that is not there: it would ask for scikit-learn, and for what looks for its updates.
+  beside ogb beside-ogb "ogb for the tests that compare with it"
+  beside moto beside-s3 "moto, an S3 server, for the tests of object stores (115 MB)"
+  beside ray beside-ray "Ray, for the tests of clusters (260 MB)"
+  beside kubernetes beside-kubernetes "the classes of the Kubeflow trainer, for the tests of manifests (21 MB)"
+  # It gives a process another time of day.
+  beside faketime beside-faketime "libfaketime, for the test of clocks"
 fi

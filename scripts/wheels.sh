@@ -25,16 +25,19 @@ find_pythons() {
 }
 
 install_tools() {
-  local tools
-  tools=$("$python" - <<'PYTHON'
-import tomllib
-with open("pyproject.toml", "rb") as file:
-    project = tomllib.load(file)
-print("\n".join(project["project"]["optional-dependencies"]["wheels"] + project["build-system"]["requires"]))
-PYTHON
-  )
   # shellcheck disable=SC2086 — a list of words
-  quietly wheel-tools xargs -d '\n' "$python" -m pip install ${OUTCROP_PIP_ARGS:-} cmake ninja <<<"$tools"
+  quietly wheel-tools "$python" -m pip install ${OUTCROP_PIP_ARGS:-} --no-deps --require-hashes \
+    -r requirements/build.lock -r requirements/run.lock -r requirements/wheels.lock
+}
+
+# What is in the wheels and what they ask for, as CycloneDX.
+write_bill() {
+  local version
+  version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' src/outcrop/__init__.py)
+  "$python" -W ignore -m cyclonedx_py requirements requirements/run.lock --pyproject pyproject.toml --mc-type library \
+    --output-reproducible -o - 2>"$logs/bill.log" |
+    "$python" scripts/sbom.py "liburing=$(pkg-config --modversion liburing)" \
+      "libc++=$("$python" -m ziglang version)" >"$dist/outcrop-$version.cdx.json"
 }
 
 # A compiler of the host's headers but for libc: those of Python (Debian has some of them in a folder of the
@@ -58,7 +61,7 @@ build_wheel() {  # build_wheel PYTHON
   say "building a wheel with Python $version for glibc $glibc (two minutes on two cores)"
   rm -rf "$work/raw"
   "$1" -m venv --clear "$work/build-$version"
-  quietly "build-tools-$version" "$work/build-$version/bin/pip" install 'scikit-build-core>=0.10' 'nanobind>=2.4' cmake ninja
+  quietly "build-tools-$version" "$work/build-$version/bin/pip" install --no-deps --require-hashes -r requirements/build.lock
   PATH=$work/build-$version/bin:$PATH CXX=$work/bin/c++ CMAKE_GENERATOR=Ninja CMAKE_BUILD_PARALLEL_LEVEL=$jobs \
     CMAKE_ARGS="-DURING_INCLUDE=$work/uring -DURING_LIBRARY=$uring" \
     quietly "wheel-$version" "$work/build-$version/bin/pip" wheel --no-deps --no-build-isolation -w "$work/raw" "$work/source"
@@ -104,6 +107,7 @@ build_all() {
     build_wheel "$found"
   done
   quietly twine "$python" -m twine check --strict "$dist"/*
+  write_bill
 }
 
 [ -x "$python" ] || die "no $venv: run make build first"
