@@ -2,7 +2,7 @@
 # Variables: PYTHON (interpreter for .venv), OUTCROP_JOBS, OUTCROP_PIP_ARGS, ARGS (passed on: make test ARGS="-k pack").
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint lock format build slow torture sanitize soak gpu bench docs clean
+.PHONY: help demo test lint lock format build slow torture sanitize fuzz soak gpu bench docs clean
 export PYTHON
 
 VENV := $(or $(OUTCROP_VENV),.venv)
@@ -36,12 +36,18 @@ torture: ## the suite again: pread backend, tiny requests and budgets, random sh
 soak: ## long searches whole, an hour of random disturbed sequences of commands, every call of commands on their files failing, signals at lines of Python, the power going at every flush, 200 kills of what several processes work for, and GPU tests on the fake GPU in the orders of 1000 seeds: hours; the latter go on where they were stopped
 	@scripts/setup.sh test
 	@scripts/py-tests.sh soak -m "soak and not gpu" --timeout 7200
+	@scripts/setup.sh fuzz
+	@scripts/fuzz.sh 600
 	@$(VENV)/bin/python -m tests.soak --hours 1 --seed $$(date +%F)
 	@$(VENV)/bin/python scripts/fail_calls.py
 	@$(VENV)/bin/python scripts/signal_lines.py
 	@$(VENV)/bin/python scripts/power_cuts.py
 	@$(VENV)/bin/python scripts/kills.py
 	@$(VENV)/bin/python scripts/soak.py $(ARGS)
+
+fuzz: ## changes files at random, guided by coverage, for a minute each (ARGS=3600: an hour): what reads them in C++ and Python
+	@scripts/setup.sh fuzz
+	@scripts/fuzz.sh $(ARGS)
 
 sanitize: ## C++ tests under AddressSanitizer + UBSan, and under ThreadSanitizer
 	@scripts/setup.sh test

@@ -2,7 +2,7 @@
 # All static checks; every one runs, then the first failures decide. scripts/lint.sh --fix formats instead.
 source "$(dirname "$0")/common.sh"
 PATH=$PWD/$venv/bin:$PATH
-mapfile -t cpp < <(find src/core src/nvme src/bindings tests/cpp tests/nvme -name '*.h' -o -name '*.cpp' 2>/dev/null | LC_ALL=C sort)
+mapfile -t cpp < <(find src/core src/nvme src/bindings tests/cpp tests/fuzz tests/nvme -name '*.h' -o -name '*.cpp' 2>/dev/null | LC_ALL=C sort)
 
 if [ "${1:-}" = --fix ]; then
   ruff check --fix .

@@ -37,6 +37,7 @@ BESIDE = {
     "ray": (("ray==2.60.0",), True),
     "kubernetes": (("kubeflow-trainer-api==2.3.0",), True),
     "faketime": (("libfaketime==3.0.1",), False),
+    "atheris": (("atheris>=3",), False),
 }
 _LEFT_OUT = re.compile(r"torch|nvidia-(?!cuda-nvrtc).*|cuda-toolkit")
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prepares .venv for one purpose: scripts/setup.sh build|test|lint|bench. Safe to repeat: what is already there and
+# Prepares .venv for one purpose: scripts/setup.sh build|test|lint|bench|fuzz. Safe to repeat: what is already there and
 # unchanged is left alone (stamps in .venv/.stamps hold a digest of what each step was made from).
 # PYTHON names the interpreter; OUTCROP_PIP_ARGS is passed to pip, for example
 #   OUTCROP_PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"   (torch without its CUDA libraries)
@@ -7,7 +7,7 @@ source "$(dirname "$0")/common.sh"
 source scripts/system.sh
 
 purpose=${1:-build}
-case $purpose in build | test | lint | bench) ;; *) die "unknown purpose '$purpose': build, test, lint or bench" ;; esac
+case $purpose in build | test | lint | bench | fuzz) ;; *) die "unknown purpose '$purpose': build, test, lint, bench or fuzz" ;; esac
 stamps=$venv/.stamps
 
 fresh() { [ "$(cat "$stamps/$1" 2>/dev/null)" = "$2" ]; }   # fresh STEP DIGEST
@@ -89,7 +89,7 @@ beside() {
   done_with "$1" "$want"
 }
 
-case $purpose in build) extra= ;; *) extra=$purpose ;; esac
+case $purpose in build) extra= ;; fuzz) extra=test ;; *) extra=$purpose ;; esac
 make_venv
 prepare_system
 install_torch
@@ -105,4 +105,7 @@ if [ "$purpose" = test ]; then
   beside kubernetes beside-kubernetes "the classes of the Kubeflow trainer, for the tests of manifests (21 MB)"
   # It gives a process another time of day.
   beside faketime beside-faketime "libfaketime, for the test of clocks"
+fi
+if [ "$purpose" = fuzz ]; then
+  beside atheris beside-atheris "atheris, which fuzzes what is written in Python"
 fi

@@ -6,6 +6,16 @@ have_uring() { compiles '#include <liburing.h>'; }
 have_gtest() { compiles '#include <gtest/gtest.h>'; }
 have_xfs() { command -v mkfs.xfs >/dev/null || [ -x /usr/sbin/mkfs.xfs ]; }
 have_chromium() { command -v chromedriver >/dev/null && command -v chromium >/dev/null; }
+have_fuzzer() { # of Clang
+  local found
+  found=$(find_clang) && printf 'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }\n' |
+    "$found" -fsanitize=fuzzer,address -x c++ - -o /dev/null 2>/dev/null
+}
+find_clang() {
+  local name
+  for name in clang++ clang++-{20,19,18,17,16,15,14}; do command -v "$name" && return; done
+  return 1
+}
 have_cxx20() { compiles '#include <bit>
 #include <span>
 static_assert(std::bit_ceil(3u) == 4);'; }
@@ -40,6 +50,8 @@ system_packages() {
   [ "$1" != test ] || have_gtest || apt_install optional libgtest-dev "the C++ tests are left out"
   [ "$1" != test ] || have_xfs || apt_install optional xfsprogs "power is not cut on xfs"
   [ "$1" != test ] || have_chromium || apt_install optional chromium-driver "the tests of reports in a browser are left out"
+  [ "$1" != fuzz ] || have_fuzzer || apt_install needed clang
+  [ "$1" != fuzz ] || have_fuzzer || apt_install needed "libclang-rt-$("$(find_clang)" -dumpversion | cut -d. -f1)-dev"
 }
 
 apt_updated=

@@ -59,5 +59,11 @@ TEST(ExpandRowsRefuses, PositionsThatDoNotRise) {
     EXPECT_THROW(expand_rows(workers, x.data(), 10, 4, cached, false), Error);
 }
 
+TEST(FillRowsRefuses, RowsOfACacheThatHasNone) {
+  std::vector<std::byte> x(40);
+  const std::vector<int32_t> positions(20, 1), rows(20, INT32_MAX);
+  EXPECT_THROW(fill_rows(x.data(), 10, 4, positions, rows, nullptr, 0, 4), Error);
+}
+
 }  // namespace
 }  // namespace outcrop

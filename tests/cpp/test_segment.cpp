@@ -107,5 +107,13 @@ TEST(Sketch, CountsEveryWant) {
   }
 }
 
+TEST(SegmentTableRefuses, TheLastRowNumber) {  // one is added to it
+  SegmentTable table(Budget::create(1 << 20), 10);
+  table.begin_range(0, 10, {});
+  const std::vector<int64_t> ids{3};
+  const std::vector<int32_t> rows{INT32_MAX};
+  EXPECT_THROW(table.assign<int64_t>(ids, rows), Error);
+}
+
 }  // namespace
 }  // namespace outcrop

@@ -91,7 +91,10 @@ void fill_rows(std::byte* x, size_t n, size_t row_bytes, std::span<const int32_t
   if (positions.size() != rows.size())
     throw Error(ErrorKind::argument, "positions and rows differ in length");
   for (size_t i = 0; i < rows.size(); ++i) {
-    if (i + kAhead < rows.size()) __builtin_prefetch(table + static_cast<size_t>(rows[i + kAhead]) * stride);
+    if (i + kAhead < rows.size()) {
+      const auto ahead = static_cast<size_t>(rows[i + kAhead]);
+      if (ahead < table_rows) __builtin_prefetch(table + ahead * stride);
+    }
     const auto at = static_cast<size_t>(positions[i]), row = static_cast<size_t>(rows[i]);
     if (positions[i] < 0 || at >= n || rows[i] < 0 || row >= table_rows)
       throw Error(ErrorKind::format, "the address table of a mini-batch points at row " +

@@ -191,7 +191,7 @@ void SegmentTable::assign(std::span<const Id> ids, std::span<const int32_t> rows
   if (ids.size() != rows.size()) throw Error(ErrorKind::argument, "ids and rows differ in length");
   for (size_t i = 0; i < ids.size(); ++i) {
     const auto at = static_cast<uint64_t>(static_cast<int64_t>(ids[i]) - first_);
-    if (at >= static_cast<uint64_t>(count_) || rows[i] < 0)
+    if (at >= static_cast<uint64_t>(count_) || rows[i] < 0 || rows[i] == INT32_MAX)
       throw Error(ErrorKind::format, "the disk cache lists node " + std::to_string(ids[i]) + " at row " +
                                          std::to_string(rows[i]) + ": the plan was damaged");
     value_[at] = rows[i] + 1;

@@ -226,19 +226,24 @@ def load_best(folder: str | Path, device: str = "cpu") -> tuple[Model | TypedMod
     return _load_best(Path(folder), device)
 
 
-def _load_best(folder: Path, device: str) -> tuple[Model | TypedModel, Meta]:
-    path, best = _best(folder)
+def _built(path: Path, checkpoint: Checkpoint) -> Model | TypedModel:
+    """Builds the model of a checkpoint; its parameters are not set yet. Raises FormatError where it names none."""
     try:
-        # First without memory: a header may speak of a model that is not the one in the file, and larger than any.
-        with torch.device("meta"):
-            _require_shapes(path, _build(best), best.model)
-        model = _build(best)
+        return _build(checkpoint)
+    except OutcropError as error:
+        raise FormatError(f"{path}: {error}") from None
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        if isinstance(error, OutcropError):
-            raise
         raise FormatError(
             f"{path} lacks or garbles a field of its configuration ({error}): {AGAIN}"
         ) from None
+
+
+def _load_best(folder: Path, device: str) -> tuple[Model | TypedModel, Meta]:
+    path, best = _best(folder)
+    # First without memory: a header may speak of a model that is not the one in the file, and larger than any.
+    with torch.device("meta"):
+        _require_shapes(path, _built(path, best), best.model)
+    model = _built(path, best)
     load_into(path, model, best.model)
     return model.to(resolve(device)).eval(), best.meta
 

@@ -266,11 +266,7 @@ def _check_spec(path: str, name: str, spec: ArraySpec) -> None:
     if not isinstance(spec.file, str) or Path(spec.file).name != spec.file or spec.file in ("", ".", ".."):
         raise FormatError(f"{path}: array {name!r} points outside its folder ({spec.file!r})")
     sizes = [*spec.shape, spec.stride_bytes, spec.file_bytes, spec.crc32c]
-    if (
-        not spec.shape
-        or any(not isinstance(n, int) or n < 0 for n in sizes)
-        or spec.file_bytes < spec.data_bytes
-    ):
+    if not spec.shape or any(type(n) is not int or n < 0 for n in sizes) or spec.file_bytes < spec.data_bytes:
         raise FormatError(f"{path}: array {name!r} has an impossible shape or size")
     if not isinstance(spec.dtype, str):
         raise FormatError(f"{path}: array {name!r} has dtype {spec.dtype!r}, which is none")

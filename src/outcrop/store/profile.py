@@ -117,7 +117,7 @@ def read(path: Path) -> Profile:
         found = raw.pop("format"), raw.pop("version")
         if found != (FORMAT, VERSION):
             raise FormatError(
-                f"{path} is {found[0]!r} version {found[1]}, not {FORMAT} {VERSION}: measure again"
+                f"{path} is {found[0]!r} version {found[1]!r}, not {FORMAT} {VERSION}: measure again"
             )
         raw["reads"] = tuple((int(size), float(rate)) for size, rate in raw["reads"])
         raw["host"] = HostCosts(**raw["host"])

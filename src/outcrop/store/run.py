@@ -110,7 +110,7 @@ def read(folder: Path) -> RunInfo:
         raw = parse_json(path.read_bytes())
         if (raw["format"], raw["version"]) != (_FORMAT, _VERSION):
             raise FormatError(
-                f"{path} is {raw['format']!r} version {raw['version']}, not {_FORMAT} {_VERSION}"
+                f"{path} is {raw['format']!r} version {raw['version']!r}, not {_FORMAT} {_VERSION}"
             )
         sample, plan = raw["sample"], raw["plan"]
         return RunInfo(

@@ -49,7 +49,7 @@ class Archive:
             self._zip = held.enter_context(zipfile.ZipFile(path))
         except FileNotFoundError:
             raise ArgumentError(f"{path} is missing") from None
-        except (zipfile.BadZipFile, OSError) as error:
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
             raise FormatError(f"{path} is no .npz archive or is torn: {error}") from None
         self.names = {name.removesuffix(".npy") for name in self._zip.namelist() if name.endswith(".npy")}
 

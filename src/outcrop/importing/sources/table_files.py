@@ -205,7 +205,10 @@ class FileTable(Table):
         if self.is_parquet:
             return ""
         _, line = self._line(row)
-        cells = next(self._reader([line.decode(self.form.encoding, errors="replace")]), [])
+        try:
+            cells = next(self._reader([line.decode(self.form.encoding, errors="replace")]), [])
+        except csv.Error:  # Arrow takes ends of lines within a cell, too
+            return ""
         at = self.columns.index(column)
         return cells[at].strip() if at < len(cells) else ""
 
