@@ -83,8 +83,13 @@ def prepare(checkout: Checkout, options: argparse.Namespace) -> Facts:
         "--memory",
         options.memory,
     )
-    took, _ = checkout.outcrop(*command)
-    return {"seconds": took}
+    took, found = checkout.outcrop(*command)
+    return {"seconds": took, "within_seconds": found["seconds"]}
+
+
+def prepare_within(checkout: Checkout, options: argparse.Namespace) -> Facts:
+    """What the command itself says that it took: without starting Python, which takes half a second."""
+    return {"seconds": prepare(checkout, options)["within_seconds"]}
 
 
 def _train(checkout: Checkout, options: argparse.Namespace, *where: str) -> Facts:
@@ -119,6 +124,7 @@ MEASURES: dict[str, Callable[[Checkout, argparse.Namespace], Facts]] = {
     "import outcrop": importing,
     "outcrop train --help": command_help,
     "prepare": prepare,
+    "prepare, without starting Python": prepare_within,
     "an epoch, packed": packed,
     "an epoch, online": online,
 }
