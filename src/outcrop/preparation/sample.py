@@ -94,7 +94,9 @@ def sample(
         draw, splits = _numbered(sampler), [s for s in config.splits if counts[s]]
         total = sum(counts[s] * (config.epochs if s == "train" else 1) for s in splits)
     else:
-        check_served(config, graph)
+        check_served(
+            replace(config, edge_rows=False, edge_weights=False), graph
+        )  # those of the batches are there
         topology = load_topology(graph, runtime, placement=origin.topology) if config.degrees else None
         draw, splits, total = _with_labels(graph, external, topology, runtime), list(external.splits), 0
     runtime.progress.start("sample", total, "batches")

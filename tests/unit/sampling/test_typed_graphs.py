@@ -312,13 +312,6 @@ def test_rows_of_the_second_type_alone_are_packed_too(tmp_path: Path) -> None:
             assert np.array_equal(data["t1"].x.numpy(), parts["n1.features"][data["t1"].n_id.numpy()])
 
 
-def test_batches_from_elsewhere_are_refused(made: Any, tmp_path: Path) -> None:
-    with pytest.raises(
-        oc.ArgumentError, match="preparing batches from elsewhere is there for graphs without"
-    ):
-        oc.prepare(made[0], tmp_path / "run", batches=[], sampling=oc.SampleConfig(fanouts=(2,)))
-
-
 def test_batches_of_a_graph_without_features_have_the_rest(tmp_path: Path) -> None:
     parts = {"n0.labels": np.arange(60) % 3, "n0.train": np.arange(60)}
     bare = write_typed(tmp_path / "bare.oc", LISTS, parts, {0: 3})
