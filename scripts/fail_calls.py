@@ -48,7 +48,7 @@ sys.path.insert(0, str(TESTS))
 
 BESIDE = "hidden files"
 LIBRARY, SECONDS = "OUTCROP_FAILING_CALLS", 60
-_TIMED = ("run.json", "imported.json", "timeline.json")  # say when, or how long
+TIMED = ("run.json", "imported.json", "timeline.json")  # say when, or how long
 KINDS = {"open": 1, "read": 2, "write": 4, "sync": 8, "name": 16, "size": 32, "map": 64, "thread": 128}
 
 
@@ -148,11 +148,14 @@ def run(shared: Shared, folder: Path, command: Sequence[str], at: int, fault: Fa
 
 
 def wait(child: int, log: Path) -> Ended:
-    """Waits for a fork, and says how it ended; one that hangs is killed."""
+    """Waits for a fork, and says how it ended; one that was stopped goes on after a while, one that hangs is killed."""
     status, until = None, time.monotonic() + SECONDS
     while time.monotonic() < until:
-        done, how = os.waitpid(child, os.WNOHANG)
-        if done:
+        done, how = os.waitpid(child, os.WNOHANG | os.WUNTRACED)
+        if done and os.WIFSTOPPED(how):
+            time.sleep(0.05)
+            os.kill(child, signal.SIGCONT)
+        elif done:
             status = os.waitstatus_to_exitcode(how)
             break
         time.sleep(0.002)
@@ -386,7 +389,7 @@ def jobs(made: Path) -> list[Job]:
                 made |= {
                     f"{name}/{inner}": tensors_of(inner, data)
                     for inner, data in here.items()
-                    if Path(inner).name not in _TIMED
+                    if Path(inner).name not in TIMED
                 }
             return made
 

@@ -138,14 +138,12 @@ def write(name: str) -> None:
 def problems() -> list[str]:
     """Says which requirement has no version in the lock of its set, or one that it does not admit, and which
     package has two."""
-    found, versions = [], dict[str, dict[str, str]]()
+    found, versions, base = [], dict[str, dict[str, str]](), read("run")
     for name in ("build", *EXTRAS, *BESIDE):
         lock = read(name)
         if EXTRAS.get(name):
-            found += [
-                f"{package} is in requirements/run.lock, too" for package in lock.keys() & read("run").keys()
-            ]
-            lock |= read("run")
+            found += [f"{package} is in requirements/run.lock, too" for package in lock.keys() & base.keys()]
+            lock |= base
         for requirement in map(Requirement, wanted(name)[0]):
             package = canonicalize_name(requirement.name)
             if _LEFT_OUT.fullmatch(package) or (requirement.marker and not requirement.marker.evaluate()):

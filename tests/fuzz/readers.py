@@ -212,6 +212,8 @@ READERS = {
 
 def main() -> None:
     name, *options = sys.argv[1:]
+    if name not in READERS:
+        raise SystemExit(f"error: no reader {name!r}: there are {', '.join(READERS)}")
     reader = READERS[name]
     with tempfile.TemporaryDirectory(dir="/dev/shm") as made:
         good, here = Path(made) / "good", Path(made) / "here"

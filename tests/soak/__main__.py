@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import time
 from collections import Counter
@@ -27,11 +28,9 @@ from typing import Any
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS)]
 
-from support import script  # noqa: E402
-
 from .operations import Operation, draw  # noqa: E402
 from .shrink import shrunk  # noqa: E402
-from .world import Oracle, Runner, World  # noqa: E402
+from .world import Oracle, Runner, World, fail_calls  # noqa: E402
 
 
 class Soak:
@@ -41,9 +40,9 @@ class Soak:
         failed: What was not as it must be, by sequence.
     """
 
-    def __init__(self, calls: Any, shared: Any, folder: Path, failures: Path):
-        self._calls, self._folder, self._failures = calls, folder, failures
-        self._runner = Runner(calls, shared)
+    def __init__(self, shared: Any, folder: Path, failures: Path):
+        self._folder, self._failures = folder, failures
+        self._runner = Runner(shared)
         self._oracle = Oracle(folder / "known", folder / "made", self._runner)
         self.failed: dict[str, str] = {}
         self.counts: Counter[str] = Counter()
@@ -63,11 +62,11 @@ class Soak:
             self._oracle.wrong.clear()
             if count:
                 self.counts.update(world.counts)
-            self._calls.shutil.rmtree(folder)
+            shutil.rmtree(folder)
 
     def _wrong_said(self, status: int | None, said: str, command: Any) -> str:
-        job = self._calls.Job("", lambda path: None, command.arguments, lambda path: {})
-        return self._calls.wrong_of(self._calls.Ended(status, said, 0, 0, ""), False, job)
+        job = fail_calls.Job("", lambda path: None, command.arguments, lambda path: {})
+        return fail_calls.wrong_of(fail_calls.Ended(status, said, 0, 0, ""), False, job)
 
     def run(self, name: str, operations: Sequence[Operation]) -> str:
         """Does a sequence; one that fails is shrunk and written down."""
@@ -101,16 +100,17 @@ def main() -> int:
     parser.add_argument("--failures", type=Path, default=Path("build/soak"))
     parser.add_argument("--replay", type=Path, help="does the sequence of this file alone")
     asked = parser.parse_args()
-    calls = script("fail_calls")
-    library = calls.started_with_library(["-m", "tests.soak", *sys.argv[1:]])
+    if asked.replay is not None and not asked.replay.is_file():
+        parser.error(f"{asked.replay} is no file: name one that a failure left in --failures")
+    library = fail_calls.started_with_library(["-m", "tests.soak", *sys.argv[1:]])
     from artifact_support import memory_folder
     from outcrop.bench.origin import origin
 
-    calls.import_all()
+    fail_calls.import_all()
     began = time.monotonic()
     with memory_folder() as folder:
-        calls.make_inputs(folder / "made")
-        soak = Soak(calls, calls.Shared(library), folder, asked.failures)
+        fail_calls.make_inputs(folder / "made")
+        soak = Soak(fail_calls.Shared(library), folder, asked.failures)
         if asked.replay is not None:
             told = json.loads(asked.replay.read_text())["operations"]
             soak.run(asked.replay.stem, [Operation.from_dict(one) for one in told])

@@ -10,22 +10,19 @@ import hashlib
 import itertools
 import os
 import shutil
-import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from artifact_support import tree
+from support import script
 
 from .operations import ARTIFACTS, BUILD, COMMANDS, KINDS, Command, Operation
 
-SECONDS = 60  # within which every command ends
+fail_calls = script("fail_calls")
 SOURCES = ("source", "triples")
-_TIMED = ("run.json", "imported.json", "timeline.json")  # say when, or how long
 _ENDED = {"SIGKILL": (-9,), "SIGTERM": (1, 143, -15), "SIGINT": (1, 130, -2), "SIGSTOP": (0,)}
 
 
@@ -70,8 +67,13 @@ def _contents(path: Path) -> dict[str, Any]:
         return {"": hashlib.blake2b(path.read_bytes()).hexdigest()}
     if (path / "last.safetensors").is_file() and (found := _learned(path)) is not None:
         return found
-    files = {name: data for name, data in tree(path).items() if Path(name).name not in _TIMED}
-    return {name: hashlib.blake2b(_as_bytes(name, data)).hexdigest() for name, data in files.items()}
+    files = {name: data for name, data in tree(path).items() if Path(name).name not in fail_calls.TIMED}
+    return {name: _hash_of(fail_calls.tensors_of(name, data)) for name, data in files.items()}
+
+
+def _hash_of(held: bytes | dict[str, bytes]) -> str:
+    parts = held if isinstance(held, bytes) else repr(sorted(held.items())).encode()
+    return hashlib.blake2b(parts).hexdigest()
 
 
 def _learned(path: Path) -> dict[str, Any] | None:
@@ -90,38 +92,25 @@ def _learned(path: Path) -> dict[str, Any] | None:
     return found
 
 
-def _as_bytes(name: str, data: bytes) -> bytes:
-    import safetensors.numpy
-
-    if name.endswith(".safetensors"):
-        try:
-            loaded = safetensors.numpy.load(data)
-        except safetensors.SafetensorError:
-            return data
-        return b"".join(key.encode() + value.tobytes() for key, value in sorted(loaded.items()))
-    return data
-
-
 class Runner:
     """Runs commands in forks of this process, which has imported all (scripts/fail_calls.py)."""
 
-    def __init__(self, calls: ModuleType, shared: Any):
-        self._calls, self._shared = calls, shared
+    def __init__(self, shared: Any):
+        self._shared = shared
 
     def start(self, folder: Path, command: Command, fault: Operation | None, at: int, log: Path) -> int:
         """Starts a command in ``folder``; None: its calls are not looked at."""
         child = os.fork()
         if child == 0:
-            calls = self._calls
-            kinds = sum(calls.KINDS.values())
 
             def begin() -> None:
                 if fault is not None:
-                    given = calls.Fault(fault.number, not fault.lasting)
-                    wanted = calls.KINDS[fault.kind] if fault.kind else kinds
+                    given = fail_calls.Fault(fault.number, not fault.lasting)
+                    kinds = fail_calls.KINDS
+                    wanted = kinds[fault.kind] if fault.kind else sum(kinds.values())
                     self._shared.begin(folder, at, given, wanted)
 
-            calls.be_the_command(folder, log, command.arguments, begin, lambda: None)
+            fail_calls.be_the_command(folder, log, command.arguments, begin, lambda: None)
         return child
 
     def run(self, folder: Path, command: Command, fault: Operation | None, at: int) -> tuple[int | None, str]:
@@ -131,21 +120,8 @@ class Runner:
         return self.wait(self.start(folder, command, fault, at, log), log)
 
     def wait(self, child: int, log: Path) -> tuple[int | None, str]:
-        """Waits for a fork; one that was stopped goes on after a while, one that hangs is killed."""
-        status, until = None, time.monotonic() + SECONDS
-        while time.monotonic() < until:
-            done, how = os.waitpid(child, os.WNOHANG | os.WUNTRACED)
-            if done and os.WIFSTOPPED(how):
-                time.sleep(0.05)
-                os.kill(child, signal.SIGCONT)
-            elif done:
-                status = os.waitstatus_to_exitcode(how)
-                break
-            time.sleep(0.002)
-        else:
-            os.killpg(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        return status, log.read_text(errors="replace") if log.exists() else ""
+        ended = fail_calls.wait(child, log)
+        return ended.status, ended.said
 
     def calls_of_each(self) -> tuple[int, ...]:
         return self._shared.each(len(KINDS))
@@ -301,7 +277,7 @@ class World:
         self, operation: Operation, status: int | None, said: str, expected: list[Expected], unsure: bool
     ) -> str:
         if status is None:
-            return f"hung for {SECONDS} s"
+            return f"hung for {fail_calls.SECONDS} s"
         if "Traceback" in said:
             return "a traceback"
         if operation.signal and status in _ENDED[operation.signal] and status != 0:

@@ -36,6 +36,7 @@ from outcrop.preparation.prepare import prepare as prepare_run
 from outcrop.runtime.observer import Observer
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.external import ExternalBatches, Source
+from outcrop.sampling.typed import check_served
 from outcrop.store.graph import Graph, open_graph
 
 _OLD = {
@@ -200,13 +201,15 @@ def prepare_with_report(
 def _request(asked: PrepareOptions) -> PrepareRequest:
     """Describes what is prepared, in numbers: what was left open is chosen here."""
     graph, out = asked.graph if isinstance(asked.graph, Graph) else open_graph(asked.graph), Path(asked.out)
-    seeded = graph.with_seeds(asked.sampling.node_type or graph.chosen_seeds)
-    external = None if asked.batches is None else ExternalBatches(asked.batches, seeded)
+    graph = graph.with_seeds(asked.sampling.node_type or graph.chosen_seeds)
+    external = None if asked.batches is None else ExternalBatches(asked.batches, graph)
     config, limits = _sampling(asked.sampling, external, asked.epochs), asked.limits
-    config = replace(config, node_type=config.node_type or graph.chosen_seeds)
+    config = replace(config, node_type=graph.chosen_seeds)
+    if external is not None:
+        check_served(config, graph)
     graph.require_edge_rows(config.edge_rows)
     graph.require_edge_weights(config.edge_weights)
-    graph = graph.with_seeds(config.node_type).with_edge_rows(config.edge_rows)
+    graph = graph.with_edge_rows(config.edge_rows)
     chosen: list[str] = []
     choose_epochs = asked.epochs is None and external is None
     if auto.is_auto(limits.memory):

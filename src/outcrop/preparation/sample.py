@@ -20,7 +20,6 @@ from outcrop.sampling.external import ExternalBatches
 from outcrop.sampling.sampler import BatchSampler, wants_weight_sums
 from outcrop.sampling.seeds import seed_labels
 from outcrop.sampling.topology import Topology, load_topology
-from outcrop.sampling.typed import check_served
 from outcrop.store import manifest as manifests
 from outcrop.store import record
 from outcrop.store.arrays import ArrayWriter, write_buffer_bytes
@@ -94,9 +93,6 @@ def sample(
         draw, splits = _numbered(sampler), [s for s in config.splits if counts[s]]
         total = sum(counts[s] * (config.epochs if s == "train" else 1) for s in splits)
     else:
-        check_served(
-            replace(config, edge_rows=False, edge_weights=False), graph
-        )  # those of the batches are there
         topology = load_topology(graph, runtime, placement=origin.topology) if config.degrees else None
         draw, splits, total = _with_labels(graph, external, topology, runtime), list(external.splits), 0
     runtime.progress.start("sample", total, "batches")

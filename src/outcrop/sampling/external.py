@@ -112,10 +112,9 @@ def convert(data: Any, num_nodes: int, where: str) -> BatchGraph:
     nodes.check(num_nodes)
     edges = _GivenEdges(where, ends, 0, 0, _numbers(data, "num_sampled_edges"))
     untrimmed = nodes.per_hop is None or edges.per_hop is None
-    batch = _in_order([nodes], [edges], 0, untrimmed)
-    rank = nodes.rank(batch.nodes[0].per_hop)
-    index, label = _label_edges(data, rank, seeds, where)
-    labels = _labels(data, len(ids), seeds, np.argsort(rank), where)
+    batch, order = _in_order([nodes], [edges], 0, untrimmed)
+    index, label = _label_edges(data, order, seeds, where)
+    labels = _labels(data, len(ids), seeds, order, where)
     return replace(batch, labels=labels, edge_label_index=index, edge_label=label)
 
 
@@ -164,9 +163,9 @@ def convert_typed(data: Any, graph: Graph, where: str) -> BatchGraph:
         per_hop = _numbers(store, "num_sampled_edges")
         edges.append(_GivenEdges(here, ends, of.source.number, of.target.number, per_hop))
     told = [*((one.per_hop, len(one.ids)) for one in nodes), *((one.per_hop, one.count) for one in edges)]
-    batch = _in_order(nodes, edges, number, any(per_hop is None and count for per_hop, count in told))
-    rank = nodes[number].rank(batch.nodes[number].per_hop)
-    labels = _labels(data[wanted], len(nodes[number].ids), seeds, np.argsort(rank), where)
+    untrimmed = any(per_hop is None and count for per_hop, count in told)
+    batch, order = _in_order(nodes, edges, number, untrimmed)
+    labels = _labels(data[wanted], len(nodes[number].ids), seeds, order, where)
     return replace(batch, labels=labels)
 
 
@@ -188,12 +187,9 @@ class _Given:
         _require(len(np.unique(ids)) == count, self.where, "n_id lists a node twice")
         _require(count < 1 << 31, self.where, "it is too large (2^31 is the limit)")
 
-    def rank(self, per_hop: Sequence[int]) -> np.ndarray:
-        """Returns the place of each node in our order: by hop, then by id."""
-        order = np.lexsort((self.ids, np.repeat(np.arange(len(per_hop)), per_hop)))
-        rank = np.empty(len(order), np.int64)
-        rank[order] = np.arange(len(order))
-        return rank
+    def order(self, per_hop: Sequence[int]) -> np.ndarray:
+        """Returns which node comes first in our order, which second, ...: by hop, then by id."""
+        return np.lexsort((self.ids, np.repeat(np.arange(len(per_hop)), per_hop)))
 
 
 @dataclass(frozen=True)
@@ -221,8 +217,8 @@ class _GivenEdges:
 
 def _in_order(
     nodes: Sequence[_Given], edges: Sequence[_GivenEdges], seed_type: int, untrimmed: bool
-) -> BatchGraph:
-    """Puts nodes and edges in our order.
+) -> tuple[BatchGraph, np.ndarray]:
+    """Puts nodes and edges in our order; returns that of the nodes of the seeds' type, too.
 
     Args:
         untrimmed: Hops are not known: a batch is its seeds and one hop of all other nodes.
@@ -234,7 +230,8 @@ def _in_order(
         of_edges = [(one.count,) for one in edges]
     else:
         of_nodes, of_edges = _checked_hops(nodes, edges, seed_type)
-    ranks = [one.rank(per_hop) for one, per_hop in zip(nodes, of_nodes, strict=True)]
+    orders = [one.order(per_hop) for one, per_hop in zip(nodes, of_nodes, strict=True)]
+    ranks = [_places(order) for order in orders]
     made = []
     for one, per_hop in zip(edges, of_edges, strict=True):
         source, target = ranks[one.source][one.ends[0]], ranks[one.target][one.ends[1]]
@@ -244,10 +241,17 @@ def _in_order(
         np.cumsum(np.bincount(target, minlength=rows), out=rowptr[1:])
         made.append(Edges(rowptr, source[by_target].astype(np.int32), per_hop))
     placed = [
-        Nodes(one.ids[np.argsort(rank)], per_hop)
-        for one, rank, per_hop in zip(nodes, ranks, of_nodes, strict=True)
+        Nodes(one.ids[order], per_hop) for one, order, per_hop in zip(nodes, orders, of_nodes, strict=True)
     ]
-    return BatchGraph(tuple(placed), tuple(made), np.zeros(0, np.int64), seed_type, untrimmed=untrimmed)
+    batch = BatchGraph(tuple(placed), tuple(made), np.zeros(0, np.int64), seed_type, untrimmed=untrimmed)
+    return batch, orders[seed_type]
+
+
+def _places(order: np.ndarray) -> np.ndarray:
+    """Returns the place of each node in an order: the inverse of it."""
+    places = np.empty(len(order), np.int64)
+    places[order] = np.arange(len(order))
+    return places
 
 
 def _require(holds: bool, where: str, problem: str) -> None:
@@ -345,7 +349,7 @@ def _labels(data: Any, count: int, seeds: int, order: np.ndarray, where: str) ->
 
 
 def _label_edges(
-    data: Any, rank: np.ndarray, seeds: int, where: str
+    data: Any, order: np.ndarray, seeds: int, where: str
 ) -> tuple[np.ndarray | None, np.ndarray | None]:
     if getattr(data, "edge_label_index", None) is None:
         return None, None
@@ -355,4 +359,4 @@ def _label_edges(
     value = getattr(data, "edge_label", None)
     label = np.ones(index.shape[1], np.float32) if value is None else host_array(value).astype(np.float32)
     _require(label.shape == index.shape[1:], where, f"edge_label has shape {label.shape}")
-    return rank[index].astype(np.int32), label
+    return _places(order)[index].astype(np.int32), label

@@ -414,7 +414,7 @@ class Graph:
         return np.stack([indices.astype(np.int64) - of.source.first, targets])
 
     def edge_origins(self, edge_type: EdgeType | tuple[str, str, str] | None = None) -> np.ndarray:
-        """Returns which edge of its source each edge of a type was, int64 [num_edges], as :meth:`edge_index` orders.
+        """Returns int64 [num_edges]: which edge of its source each edge of a type was, in the order of its edge index.
 
         Edges of the source count from 0, in the order in which it lists them, those that were dropped too; the reverse
         of an edge has the number of the edge. So ``graph.edge_origins()[batch.e_id]`` leads from a batch to the rows of
