@@ -86,7 +86,7 @@ def made_of(parts: dict[str, Any]) -> BatchGraph:
     """The batch of one type that consists of ``parts``."""
     rest = dict(parts)
     nodes = Nodes(rest.pop("n_id"), rest.pop("nodes_per_hop"))
-    csr = {name: rest.pop(name) for name in ("rowptr", "col", "positions", "weight")}
+    csr = {name: rest.pop(name) for name in ("rowptr", "col", "positions", "weight", "distinct")}
     return BatchGraph((nodes,), (Edges(per_hop=rest.pop("edges_per_hop"), **csr),), **rest)
 
 

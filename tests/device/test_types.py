@@ -104,6 +104,29 @@ def test_rows_of_one_type_among_several_are_put_together_there(tmp_path, gpu, mo
         assert all(map(torch.equal, one, other))
 
 
+@pytest.mark.parametrize("mode", ["packed", "online"])
+def test_features_of_edges_that_come_several_times_are_repeated_there(tmp_path, gpu, mode):
+    config = oc.GenerateConfig(nodes=4000, edges=60_000, kind="typed", train_fraction=0.2, edge_features=3)
+    mine = oc.generate_graph(tmp_path / "g.oc", config, progress=False)
+    sampling = oc.SampleConfig(fanouts=(6, 4), batch_size=64, replace=True, edge_rows=True)
+    made = oc.prepare(mine, tmp_path / "g.run", sampling=sampling, memory="8MiB", observer=QUIET).path
+    place, number = next((of.number, of.owner.number) for of in mine.row_files if of.kind == "edges")
+    found = {}
+    for device in ("cpu", GPU):
+        with (
+            Runtime("64MiB") as runtime,
+            open_session(mine, runtime, mode, run_folder=made, device=DeviceConfig(device)) as session,
+        ):
+            found[device] = []
+            for batch in session.batches("train"):
+                rows = batch.edge_rows(number, place)
+                assert rows.device.type == device
+                assert len(rows) > len(batch.rows[place])
+                found[device].append(rows.cpu().clone())
+                del batch, rows
+    assert all(map(torch.equal, *found.values()))
+
+
 @pytest.mark.parametrize("mode", ["packed", "online", "ondisk"])
 def test_training_has_the_losses_of_the_cpu(graph, gpu, mode):
     def losses(device):

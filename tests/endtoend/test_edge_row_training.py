@@ -204,19 +204,9 @@ def test_advice_counts_the_rows_of_edges_that_a_model_takes(typed):
 
 
 @pytest.mark.parametrize("drawn", [{"sampler": "shadow"}, {"replace": True}], ids=["shadow", "replace"])
-def test_rows_that_cannot_be_packed_are_loaded_as_batches_are_drawn(graph, tmp_path, drawn):
-    """Where an edge may come twice, or edges come in another order than their rows."""
+@pytest.mark.parametrize("model", ["gat", "gine"])
+def test_losses_are_equal_where_edges_come_twice_or_in_another_order(graph, drawn, model):
     sampling = oc.SampleConfig(fanouts=(6, 4), batch_size=40, edge_rows=True, **drawn)
-    (tmp_path / "g.oc").symlink_to(graph.path)
-    opened = oc.open_graph(tmp_path / "g.oc")
-    told: list[str] = []
-    found = trained(opened, sampling=sampling, observer=oc.Observer(progress=False, on_choice=told.append))
-    assert found.mode == "online"
-    assert "cannot be packed" in told[0]
-    assert found.batch_losses == trained(opened, sampling=sampling, loading="memory").batch_losses
-    remedy = r"features of edges cannot be packed: .*--mode online"
-    with pytest.raises(oc.ArgumentError, match=remedy):
-        trained(opened, sampling=sampling, loading="packed")
-    with pytest.raises(oc.ArgumentError, match=remedy):
-        oc.prepare(opened, tmp_path / "run", sampling=sampling, memory="8MiB", observer=QUIET)
-    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".run"] == ["g.oc"]
+    found = trained(graph, model, sampling=sampling, loading="memory").batch_losses
+    for mode in ("packed", "memmap", "ondisk", "online"):
+        assert trained(graph, model, sampling=sampling, loading=mode).batch_losses == found, mode

@@ -39,12 +39,12 @@ def to_hetero(
         if not structure.untrimmed:
             store.num_sampled_nodes = list(nodes.per_hop)
     _add_edges(data, batch, graph)
-    for file, rows in zip(files_of(batch, graph), batch.rows, strict=True):
+    for place, (file, rows) in enumerate(zip(files_of(batch, graph), batch.rows, strict=True)):
         of = file.owner
         if isinstance(of, NodeType):
             data[of.name].x = rows
         else:
-            data[of.key].edge_attr = rows
+            data[of.key].edge_attr = batch.edge_rows(of.number, place)
     seeds = data[graph.node_types[structure.seed_type].name]
     seeds.y, seeds.batch_size = batch.y, structure.num_seeds
     if input_id is not None:

@@ -26,6 +26,7 @@ from outcrop.runtime.runtime import UNCOUNTED, Rehearsal, Runtime
 from outcrop.runtime.sharing import Among
 from outcrop.runtime.smallest_budget import SMALLER_BATCHES
 from outcrop.sampling.sampler import BatchSampler, Ids
+from outcrop.sampling.typed import wants_distinct_edges
 from outcrop.store import record
 from outcrop.store.graph import Graph
 from outcrop.store.graph_types import RowFile
@@ -81,6 +82,7 @@ class CountedBatches(Rehearsal):
         self._most[False] = self._draw("map", [*self._passes, ahead], sizes)
         every = [size for one in self._passes for size in sizes[one]]
         self.num_nodes = np.array([size.nodes for size in every], np.int64)
+        self._most_indexed = max((size.indexed for size in every), default=0)
         self.max_record_bytes = max((size.record_bytes for size in every), default=record.PAGE_BYTES)
         self._max_rows = self._most_rows(every)
         self._counted_rows = self._most_rows(sizes[ahead][:PRESAMPLED_BATCHES])
@@ -104,11 +106,12 @@ class CountedBatches(Rehearsal):
     def columns(self) -> int:
         graph = self._graph
         by_type = graph.is_typed or graph.has_edge_rows or self._config.edge_ids
-        return shape_columns(len(graph.node_types), len(graph.edge_types), self.hops, by_type)
+        distinct = wants_distinct_edges(self._config, graph)
+        return shape_columns(len(graph.node_types), len(graph.edge_types), self.hops, by_type, distinct)
 
     @property
     def decoded_bytes(self) -> int:
-        return self.max_nodes * (8 - self.id_bytes)
+        return self.max_nodes * (8 - self.id_bytes) + record.POSITION_BYTES * self._most_indexed
 
     @property
     def num_batches(self) -> int:
@@ -145,7 +148,8 @@ class CountedBatches(Rehearsal):
                     for batch in sampler.epoch(*one):
                         encoded = record.encode(batch, (), self.id_bytes)
                         rows = batch.num_rows(self._graph.row_files)
-                        sizes[one].append(_BatchSize(batch.num_nodes, len(encoded), rows))
+                        indexed = batch.num_edges if wants_distinct_edges(self._config, self._graph) else 0
+                        sizes[one].append(_BatchSize(batch.num_nodes, len(encoded), rows, indexed))
                         self.max_seeds = max(self.max_seeds, batch.num_seeds)
                         runtime.progress.advance(_TASK, 1)
             return sampler.most_batch_bytes
@@ -155,6 +159,7 @@ class _BatchSize(NamedTuple):
     nodes: int
     record_bytes: int
     rows: tuple[int, ...]  # of each row file
+    indexed: int  # edges whose positions follow from an index
 
 
 class BatchCounter:

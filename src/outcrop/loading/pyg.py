@@ -53,7 +53,10 @@ def to_pyg(
     if graph is not None and graph.is_typed:
         return to_hetero(batch, graph, number=number, input_id=input_id)
     structure, arrays = batch.graph, batch.arrays
-    optional: dict[str, Any] = dict(zip(_rows_named(batch, graph), batch.rows, strict=True))
+    optional: dict[str, Any] = {
+        name: batch.edge_rows(0, place) if name == "edge_attr" else batch.rows[place]
+        for place, name in enumerate(_rows_named(batch, graph))
+    }
     if number is not None:
         optional["number"] = number
     device = batch.device

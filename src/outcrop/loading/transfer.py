@@ -377,9 +377,14 @@ class ToGpu:
 
 def _lists_of(graph: BatchGraph) -> dict[str, np.ndarray]:
     """Returns the neighbor lists of a batch, by the names under which a batch on a device has them."""
+    indexes = {
+        f"e{number}.index": edges.distinct.index
+        for number, edges in enumerate(graph.edges)
+        if edges.distinct is not None
+    }
     if len(graph.edges) == 1:
-        return {"rowptr": graph.rowptr, "col": graph.col}
-    return {
+        return {"rowptr": graph.rowptr, "col": graph.col, **indexes}
+    return indexes | {
         f"e{number}.{name}": array
         for number, edges in enumerate(graph.edges)
         for name, array in (("rowptr", edges.rowptr), ("col", edges.col))

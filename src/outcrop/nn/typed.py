@@ -202,7 +202,9 @@ class TypedModel(nn.Module, ABC):
                 f"the model takes features of edges, and the batch has none ({len(batch.rows)} row files): load "
                 "batches with edge_rows=True"
             )
-        return [None if place is None else batch.rows[place] for place in places]
+        return [
+            None if place is None else batch.edge_rows(number, place) for number, place in enumerate(places)
+        ]
 
     def _whole(
         self,

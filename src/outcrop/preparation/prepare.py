@@ -24,7 +24,7 @@ from outcrop.config import (
 )
 from outcrop.config.places import require_path
 from outcrop.config.sampling import EXTERNAL
-from outcrop.errors import ArgumentError, BudgetError, FormatError
+from outcrop.errors import BudgetError, FormatError
 from outcrop.loading.needs import BatchCounter
 from outcrop.preparation import pack as packing
 from outcrop.preparation import plan as planning
@@ -183,31 +183,6 @@ class PrepareRequest:
         ).fits
 
 
-def packing_problem(graph: Graph, sampling: SampleConfig) -> str | None:
-    """Says why the rows of the batches of ``sampling`` cannot be packed; None: they can.
-
-    Rows are packed in the order in which they are stored, each once a hop.
-    """
-    if not (sampling.edge_rows and graph.has_edge_rows):
-        return None
-    if sampling.sampler == "shadow":
-        why = "sampler shadow takes edges in the order of the nodes of a batch"
-    elif sampling.replace:
-        why = "an edge that is drawn with replacement may come twice in a hop"
-    else:
-        return None
-    return f"{why}, so that features of edges cannot be packed"
-
-
-def _require_packable(request: PrepareRequest) -> None:
-    problem = packing_problem(request.graph, request.sampling) if request.stop_after is None else None
-    if problem is not None:
-        raise ArgumentError(
-            f"{request.graph.path}: {problem}: prepare nothing, and draw batches as they are needed (--mode online, "
-            "loading='online')"
-        )
-
-
 def prepare(
     request: PrepareRequest, runtime: Runtime, on_replaced: Callable[[], None] = lambda: None
 ) -> PrepareReport:
@@ -341,7 +316,6 @@ def _make(
 ) -> PrepareReport:
     """Makes what is not there yet; ``on_stage`` is called after each stage that is made."""
     graph, out = request.graph, request.out
-    _require_packable(request)
     origin = sampling.BatchOrigin(request.topology, request.external, request.batches_key)
     sample_config, plan_config = request.sampling, request.limits
     report = PrepareReport(epochs=sample_config.epochs, chosen="\n".join(request.chosen))

@@ -20,6 +20,7 @@ from outcrop.sampling.external import ExternalBatches
 from outcrop.sampling.sampler import BatchSampler, wants_weight_sums
 from outcrop.sampling.seeds import seed_labels
 from outcrop.sampling.topology import Topology, load_topology
+from outcrop.sampling.typed import wants_distinct_edges
 from outcrop.store import manifest as manifests
 from outcrop.store import record
 from outcrop.store.arrays import ArrayWriter, write_buffer_bytes
@@ -97,7 +98,8 @@ def sample(
         draw, splits, total = _with_labels(graph, external, topology, runtime), list(external.splits), 0
     runtime.progress.start("sample", total, "batches")
     with manifests.publishing(out) as folder:
-        writer = _Writer(graph, runtime, folder, len(config.fanouts), parts, config.edge_ids)
+        distinct = wants_distinct_edges(config, graph)
+        writer = _Writer(graph, runtime, folder, len(config.fanouts), parts, config.edge_ids, distinct)
         groups = {s: writer.split(s, config.epochs if s == "train" else 1, draw) for s in splits}
         attributes = {
             "groups": groups,
@@ -110,7 +112,7 @@ def sample(
         }
         manifest = Manifest(
             FORMAT,
-            version_of(writer.is_typed, parts),
+            version_of(writer.is_typed, parts, distinct),
             writer.finish(),
             attributes,
             *expected(graph, config, origin.key, parts),
@@ -180,6 +182,7 @@ class _Writer:
     hops: int
     parts: int
     positions: bool  # whether those of edges are recorded of a graph without types, too
+    distinct: bool  # whether records say which row each edge has
     offsets: list[int] = field(default_factory=lambda: [0])
     shape: list[list[int]] = field(default_factory=list)
     label_edges: list[int] = field(default_factory=list)
@@ -227,6 +230,12 @@ class _Writer:
         shape += [edges.num_rows for edges in batch.edges] + [len(edges.col) for edges in batch.edges]
         if self.is_typed:
             shape += [count for edges in batch.edges for count in edges.per_hop]
+            if self.distinct:
+                of_rows = [
+                    edges.per_hop if edges.distinct is None else edges.distinct.per_hop
+                    for edges in batch.edges
+                ]
+                shape += [count for per_hop in of_rows for count in per_hop]
             there = [edges.positions is not None for edges in batch.edges]
             self._positions = [a or b for a, b in zip(self._positions, there, strict=True)]
             self._seed_type = batch.seed_type

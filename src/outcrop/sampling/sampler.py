@@ -23,7 +23,7 @@ from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.link_seeds import LinkSeeds
 from outcrop.sampling.seeds import SPLIT_CODES, Ids, Seeds, epoch_seeds, seed_labels, split_ids
 from outcrop.sampling.topology import CoreSampler, EdgeValues, load_topology, placement_of, topology_bytes
-from outcrop.sampling.typed import batch_of, check_served, every_fanout
+from outcrop.sampling.typed import batch_of, check_served, every_fanout, wants_distinct_edges
 from outcrop.sampling.wave import Wave, most_seeds
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
@@ -92,6 +92,7 @@ class BatchSampler:
         self.graph, self.config = graph, config
         positions = graph.has_edge_rows or config.edge_weights or config.edge_ids
         self._by_type = graph.is_typed or positions  # as positions come
+        self._distinct = wants_distinct_edges(config, graph)
         self._runtime = runtime
         # All that is held is held from now on: what comes after may take the rest of the budget for caches.
         splits = config.splits if config.task != "link" else ()
@@ -281,6 +282,8 @@ class BatchSampler:
             ids, per_hop = nodes[self.graph.seed_type.number]
             labels = seed_labels(self.graph, self._labels, ids[: per_hop[0]])
             batch = batch_of(self.graph, nodes, edges, labels)
+            if self._distinct:
+                batch = replace(batch, edges=tuple(one.with_distinct() for one in batch.edges))
             if self.graph.is_typed:
                 return batch
             if self.config.edge_weights:

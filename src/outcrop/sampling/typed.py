@@ -57,6 +57,15 @@ def check_served(config: SampleConfig, graph: Graph) -> None:
         )
 
 
+def wants_distinct_edges(config: SampleConfig, graph: Graph) -> bool:
+    """Tells whether batches say which row each edge has: edges come several times, or in another order than rows.
+
+    Args:
+        graph: With the rows of edges that ``config`` asks for (:meth:`outcrop.Graph.with_edge_rows`), and no others.
+    """
+    return graph.has_edge_rows and (config.replace or config.sampler == "shadow")
+
+
 def batch_of(
     graph: Graph,
     nodes: Sequence[tuple[np.ndarray, Sequence[int]]],

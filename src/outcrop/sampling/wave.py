@@ -7,7 +7,7 @@ import numpy as np
 import outcrop._core as _core
 from outcrop.config import SampleConfig
 from outcrop.runtime.runtime import Runtime
-from outcrop.sampling.typed import every_fanout, most_reached
+from outcrop.sampling.typed import every_fanout, most_reached, wants_distinct_edges
 from outcrop.store.graph import Graph
 
 _MIB = 1 << 20
@@ -49,6 +49,8 @@ def _worst_case_bytes(config: SampleConfig, graph: Graph, on_disk: bool = False)
         by_type = 8 * edges  # where they lie
         if config.edge_weights:
             by_type += 4 * edges + 16 * reached
+    if wants_distinct_edges(config, graph):
+        by_type += 12 * edges  # each once, and which of them an edge is
     extra = 0 if config.sampler == "neighbor" else 8 * last
     if on_disk:  # what was read, and where the lists lie
         extra = 16 * last + 16 * reached

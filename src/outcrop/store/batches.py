@@ -13,14 +13,14 @@ of layers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from outcrop.errors import ArgumentError
-from outcrop.store.graph_types import NodeType, RowFile
+from outcrop.store.graph_types import RowFile
 
 T = TypeVar("T")
 
@@ -39,6 +39,64 @@ class Nodes:
 
 
 @dataclass(frozen=True)
+class DistinctEdges:
+    """Holds which edges of the graph a mini-batch has, each once: whose rows are loaded where edges come several times
+    (drawn with replacement) or in another order than their rows (ShaDow).
+
+    Attributes:
+        ids: int64 [num_rows], positions within the type, rising within each hop.
+        per_hop: How many each hop has; length hops.
+        index: int32 [num_edges], which of them each edge of the batch is: ``ids[index]`` are the positions of the
+            edges, ``rows[index]`` their features.
+    """
+
+    ids: np.ndarray
+    per_hop: tuple[int, ...]
+    index: np.ndarray
+
+    @classmethod
+    def of(cls, positions: np.ndarray, per_hop: Sequence[int]) -> DistinctEdges:
+        """Finds them: equals ``np.unique(positions, return_inverse=True)`` of each hop.
+
+        Args:
+            positions: int64 [num_edges], hop by hop; no edge is in two hops.
+            per_hop: Edges per hop.
+        """
+        ids: list[np.ndarray] = []
+        index = np.empty(len(positions), np.int32)
+        begin = before = 0
+        for end in accumulate(per_hop):
+            new, places = _unique(positions[begin:end])
+            index[begin:end] = places + before
+            ids.append(new)
+            begin, before = end, before + len(new)
+        return cls(np.concatenate([positions[:0], *ids]), tuple(map(len, ids)), index)
+
+    @classmethod
+    def recorded(cls, ids: np.ndarray, index: np.ndarray, per_hop: Sequence[int]) -> DistinctEdges | None:
+        """Returns what has this index; None where that wants rows that are not there, or leaves some out.
+
+        Args:
+            per_hop: Edges per hop.
+        """
+        if len(index) and not 0 <= index.min() <= index.max() < len(ids):
+            return None
+        ends = np.array([index[:end].max(initial=-1) + 1 for end in accumulate(per_hop)], np.int64)
+        if len(ids) != (ends[-1] if len(ends) else 0):
+            return None
+        return cls(ids, tuple(np.diff(ends, prepend=0).tolist()), index)
+
+
+def _unique(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns ``np.unique(values, return_inverse=True)``, without sorting what does not fall."""
+    if len(values) and not (values[1:] >= values[:-1]).all():
+        return np.unique(values, return_inverse=True)
+    new = np.ones(len(values), bool)
+    new[1:] = values[1:] != values[:-1]
+    return values[new], np.cumsum(new) - 1
+
+
+@dataclass(frozen=True)
 class Edges:
     """Holds the edges of one type in a mini-batch, a CSR matrix with a row for each target.
 
@@ -49,6 +107,7 @@ class Edges:
         positions: int64 [num_edges], where the edges stand within their type, by target and then by source; None where
             nobody asked.
         weight: float32 [num_edges], in the order of ``col``; None where the edges have none or nobody asked.
+        distinct: Whose rows are loaded; None: those of all edges, in their order.
     """
 
     rowptr: np.ndarray
@@ -56,6 +115,7 @@ class Edges:
     per_hop: tuple[int, ...]
     positions: np.ndarray | None = None
     weight: np.ndarray | None = None
+    distinct: DistinctEdges | None = None
 
     @property
     def num_rows(self) -> int:
@@ -66,6 +126,11 @@ class Edges:
         """Returns int64 [2, num_edges]: (source, target) local nodes, as torch_geometric's ``edge_index``."""
         targets = np.repeat(np.arange(self.num_rows, dtype=np.int64), np.diff(self.rowptr))
         return np.stack([self.col.astype(np.int64), targets])
+
+    def with_distinct(self) -> Edges:
+        """Adds ``distinct``, where positions are there."""
+        found = None if self.positions is None else DistinctEdges.of(self.positions, self.per_hop)
+        return replace(self, distinct=found)
 
 
 @dataclass(frozen=True)
@@ -205,10 +270,15 @@ class BatchGraph:
 
     def section(self, rows: RowFile) -> Section:
         """Returns which rows of ``rows`` the batch wants: those of its nodes, or of its edges, of the owner's type."""
-        number = rows.owner.number
-        if isinstance(rows.owner, NodeType):
+        return self.section_of(rows.kind, rows.owner.number)
+
+    def section_of(self, kind: Literal["nodes", "edges"], number: int) -> Section:
+        """Returns which rows the batch wants of those that nodes or edges of type ``number`` have."""
+        if kind == "nodes":
             return Section(self.nodes[number].ids, self.nodes[number].per_hop)
         edges = self.edges[number]
+        if edges.distinct is not None:
+            return Section(edges.distinct.ids, edges.distinct.per_hop)
         positions = np.zeros(0, np.int64) if not len(edges.col) else edges.positions
         assert positions is not None, "the batch was drawn without the positions of its edges"
         return Section(positions, edges.per_hop)

@@ -26,7 +26,8 @@ class MiniBatch:
     Attributes:
         graph: Structure, on the host.
         rows: What the batch wants of each row file of the graph (:attr:`outcrop.Graph.row_files`), in their order and
-            in the dtype of the store, on the device: a row for each id of :meth:`BatchGraph.section`.
+            in the dtype of the store, on the device: a row for each id of :meth:`BatchGraph.section`. Rows of edges are
+            each there once: :meth:`edge_rows` has them in the order of the edges.
         y: int64 [num_seeds], labels of the seeds, -1 = none; of multi-label or regression targets float32
             [num_seeds] or [num_seeds, columns], NaN = unknown.
         degree: Number of in-neighbours other than itself that each node of ``graph.n_id`` has in the whole graph,
@@ -43,20 +44,34 @@ class MiniBatch:
     @property
     def x(self) -> torch.Tensor:
         """Returns the features of ``graph.n_id``, [num_nodes, D], of a batch of a graph without types."""
-        return self._of_one_type()[0]
+        self._require_one_type()
+        return self.rows[0]
 
-    @property
+    def edge_rows(self, edge_type: int, place: int) -> torch.Tensor:
+        """Returns the features of the edges of a type, [num_edges, D] on the device: ``rows[place]``, or of edges that
+        were drawn several times, or that are in another order, a new tensor ``rows[place][index]``.
+
+        Args:
+            edge_type: Its number.
+            place: Where in ``rows`` its row file is.
+        """
+        distinct = self.graph.edges[edge_type].distinct
+        if distinct is None:
+            return self.rows[place]
+        return self.rows[place].index_select(0, self.array(f"e{edge_type}.index", distinct.index))
+
+    @cached_property
     def edge_attr(self) -> torch.Tensor | None:
         """Returns the features of the edges, [num_edges, D], of a batch of a graph without types; None: it has none."""
-        return self._of_one_type()[1]
+        self._require_one_type()
+        return self.edge_rows(0, 1) if len(self.rows) == 2 else None
 
-    def _of_one_type(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _require_one_type(self) -> None:
         if len(self.graph.nodes) != 1 or len(self.graph.edges) != 1 or not 1 <= len(self.rows) <= 2:
             raise ArgumentError(
                 f"a mini-batch of {len(self.graph.nodes)} node types, {len(self.graph.edges)} edge types and rows of "
                 f"{len(self.rows)} row files has no x of its own: use rows, one for each row file of the graph"
             )
-        return self.rows[0], self.rows[1] if len(self.rows) == 2 else None
 
     @property
     def device(self) -> torch.device:

@@ -195,7 +195,7 @@ class PlacedRows:
 
     def count_of(self, graph: BatchGraph) -> int:
         """Counts the rows that a batch wants."""
-        return len(graph.nodes[self._type].ids if self._kind == "nodes" else graph.edges[self._type].col)
+        return len(graph.section_of(self._kind, self._type).ids)
 
     def section(self, samples: SampleSet) -> SampleSection:
         """Returns what the batches of ``samples`` want of the rows."""

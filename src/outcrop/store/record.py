@@ -3,7 +3,8 @@
 Layout, little-endian: a header of 64 int64 words, which counts the nodes of the first node type, the edges of the first
 edge type, and the rows of the first row file that lie in caches; version 2, of batches with more of these, has the same
 counts of the others behind the header. Then arrays, each aligned to 8 bytes: the ids of each node type, the positions
-of each edge type, ``rowptr`` and ``col`` of each edge type, labels, the address table of each row file, degrees, edges
+of each edge type (version 3: of each edge once, rising within a hop, and then for each edge type int32 [E], which of
+them each edge is), ``rowptr`` and ``col`` of each edge type, labels, the address table of each row file, degrees, edges
 to be predicted, weights of edges, what these come to for each node. The sample stage writes records without address
 tables, the pack stage adds them and, for each row file, the rows:
 
@@ -20,7 +21,7 @@ straight to where they expand.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -32,7 +33,7 @@ from outcrop.errors import ChecksumError, FormatError
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.store import record_contents
 from outcrop.store.address_table import AddressTable
-from outcrop.store.batches import BatchGraph, Edges, Nodes
+from outcrop.store.batches import BatchGraph, DistinctEdges, Edges, Nodes
 from outcrop.store.record_contents import ANY, Bounds
 
 HEADER_WORDS = 64
@@ -41,7 +42,7 @@ MAX_HOPS = 15
 MAX_TYPES = 1 << 16
 POSITION_BYTES = 8
 _MAGIC = int.from_bytes(b"OUTCROPB", "little")
-_VERSIONS = (1, 2)
+_VERSIONS = (1, 2, 3)
 
 # Header words. Those from the further types on are 0 in version 1.
 (
@@ -83,13 +84,14 @@ class RecordSizes:
         nodes: Nodes of each node type.
         edges: Edges of each edge type.
         rows: Rows of each edge type's CSR.
-        positions: Positions of edges of each edge type that are recorded.
+        positions: Positions of edges of each edge type that are recorded; with ``distinct`` each once.
         seeds: Seeds.
         cached: Rows that lie in caches, of each row file.
         label_edges: Edges to be predicted.
         degrees: Whether degrees of nodes are there.
         weights: Whether weights of edges are there, and
         weight_sums: what they come to for each node.
+        distinct: Whether an index says which of the positions each edge has.
     """
 
     hops: int
@@ -103,23 +105,34 @@ class RecordSizes:
     degrees: bool = False
     weights: bool = False
     weight_sums: bool = False
+    distinct: bool = False
 
     @classmethod
     def of(cls, graph: BatchGraph, tables: Sequence[AddressTable] = ()) -> RecordSizes:
         """Counts what the record of ``graph`` holds."""
-        edges = graph.edges
+        edges, distinct = graph.edges, _has_distinct(graph)
         return cls(
             graph.hops,
             [len(nodes.ids) for nodes in graph.nodes],
             [len(one.col) for one in edges],
             [one.num_rows for one in edges],
-            [0 if one.positions is None else len(one.positions) for one in edges],
+            [0 if (there := _recorded_positions(one)) is None else len(there) for one in edges],
             graph.num_seeds,
             [table.num_cached for table in tables],
             graph.num_label_edges,
             graph.degree is not None,
             _weights_of(graph) is not None,
             graph.weight_sums is not None,
+            distinct,
+        )
+
+    @property
+    def indexed(self) -> list[Any]:
+        """Counts the edges of each edge type that an index says the positions of."""
+        return (
+            [n * (there > 0) for n, there in zip(self.edges, self.positions, strict=True)]
+            if self.distinct
+            else []
         )
 
     @property
@@ -137,6 +150,7 @@ class RecordSizes:
     def meta_bytes(self, id_bytes: int) -> Any:
         """Counts the bytes of the meta part, not padded to a page."""
         count = HEADER_BYTES + self.counts_bytes + sum(self.ids_bytes(id_bytes))
+        count = count + sum(_aligned(n * 4) for n in self.indexed)
         for rows, edges in zip(self.rows, self.edges, strict=True):
             count = count + _aligned((rows + 1) * 4) + _aligned(edges * 4)
         count = count + self.seeds * 8 + sum(self.cached) * 8
@@ -147,6 +161,14 @@ class RecordSizes:
         if self.weight_sums:
             count = count + sum(self.nodes) * 16
         return count + self.label_edges * 8 + _aligned(self.label_edges * 4)
+
+
+def _has_distinct(graph: BatchGraph) -> bool:
+    return any(edges.distinct is not None for edges in graph.edges)
+
+
+def _recorded_positions(edges: Edges) -> np.ndarray | None:
+    return edges.positions if edges.distinct is None else edges.distinct.ids
 
 
 def _weights_of(graph: BatchGraph) -> np.ndarray | None:
@@ -210,7 +232,7 @@ def encode(
     typed = any(more) or any(sizes.positions) or graph.seed_type
     header[: _W_DISK + 1] = [
         _MAGIC,
-        2 if typed else 1,
+        3 if sizes.distinct else 2 if typed else 1,
         graph.hops,
         id_bytes,
         sum(nodes),
@@ -231,7 +253,8 @@ def encode(
     further = [count for every in counts for one in every[1:] for count in one]
     arrays: list[tuple[np.ndarray | Sequence[float] | None, str]] = [(further, "<i8")]
     arrays += [(one.ids, f"<i{id_bytes}") for one in graph.nodes]
-    arrays += [(one.positions, f"<i{POSITION_BYTES}") for one in graph.edges]
+    arrays += [(_recorded_positions(one), f"<i{POSITION_BYTES}") for one in graph.edges]
+    arrays += [(one.distinct.index, "<i4") for one in graph.edges if one.distinct is not None]
     for csr in graph.edges:
         arrays += [(csr.rowptr, "<i4"), (csr.col, "<i4")]
     arrays.append((graph.labels, "<i8"))
@@ -264,7 +287,7 @@ def decode(meta: np.ndarray, where: str, bounds: Bounds = ANY) -> tuple[BatchGra
     header = meta[:HEADER_BYTES].view("<i8").copy()
     if header[_W_MAGIC] != _MAGIC or header[_W_VERSION] not in _VERSIONS:
         raise FormatError(
-            f"{where}: no mini-batch record of version 1 or 2 is there; remove its folder and prepare the run again"
+            f"{where}: no mini-batch record of version 1, 2 or 3 is there; remove its folder and prepare the run again"
         )
     reader = _Reader(meta, header)
     sizes = reader.sizes()
@@ -273,7 +296,7 @@ def decode(meta: np.ndarray, where: str, bounds: Bounds = ANY) -> tuple[BatchGra
             f"{where}: the header of the mini-batch record is damaged; remove its folder and prepare the run again"
         )
     _check_crc(meta, header, where)
-    graph, tables = reader.arrays(sizes)
+    graph, tables = reader.arrays(sizes, where)
     record_contents.check(graph, tables, where, bounds)
     return graph, tables
 
@@ -287,6 +310,7 @@ class _Reader:
             self._words[word] for word in (_W_HOPS, _W_ID_BYTES, _W_META_BYTES)
         )
         version = self._words[_W_VERSION]
+        self._distinct = version == 3
         more = [0] * 5 if version == 1 else self._words[_W_MORE_NODE_TYPES : _W_POSITIONS + 1]
         self._more, self._seed_type, self._positions = more[:3], more[3], more[4]
         self._degrees, self._untrimmed = bool(self._words[_W_DEGREES]), bool(self._words[_W_UNTRIMMED])
@@ -336,20 +360,21 @@ class _Reader:
             self._degrees,
             self._weights,
             self._sums,
+            self._distinct,
         )
         told = words[_W_NODES], words[_W_EDGES]
         right = told == (sizes.nodes[0], sizes.edges[0]) and self._size == sizes.meta_bytes(self._id_bytes)
         return sizes if right and self._size <= most else None
 
-    def arrays(self, sizes: RecordSizes) -> tuple[BatchGraph, tuple[AddressTable, ...]]:
+    def arrays(self, sizes: RecordSizes, where: str) -> tuple[BatchGraph, tuple[AddressTable, ...]]:
         """Reads what follows the counts."""
         ids = [self._take(n, f"<i{self._id_bytes}").astype(np.int64) for n in sizes.nodes]
         positions = [self._take(n, f"<i{POSITION_BYTES}").astype(np.int64) for n in sizes.positions]
+        of_edges = [self._take(n, "<i4").copy() for n in sizes.indexed]
         csr = [
             (self._take(rows + 1, "<i4").copy(), self._take(count, "<i4").copy())
             for rows, count in zip(sizes.rows, sizes.edges, strict=True)
         ]
-        recorded = any(sizes.positions)
         labels = self._take(sizes.seeds, "<i8").copy()
         tables = tuple(self._table(*counts) for counts in self._cached)
         degree = self._take(sum(map(len, ids)) if self._degrees else 0, "<i4").copy()
@@ -359,16 +384,7 @@ class _Reader:
         sums = self._take(2 * len(ids[0]), "<f8").reshape(-1, 2).copy() if self._sums else None
         graph = BatchGraph(
             nodes=tuple(Nodes(i, tuple(h)) for i, h in zip(ids, self._nodes, strict=True)),
-            edges=tuple(
-                Edges(
-                    rowptr,
-                    col,
-                    tuple(counts[: self._hops]),
-                    there if len(there) or (recorded and not len(col)) else None,
-                    weight,
-                )
-                for (rowptr, col), counts, there in zip(csr, self._edges, positions, strict=True)
-            ),
+            edges=tuple(self._edges_of(sizes, csr, positions, of_edges, weight, where)),
             labels=labels,
             seed_type=self._seed_type,
             degree=degree if self._degrees else None,
@@ -378,6 +394,28 @@ class _Reader:
             weight_sums=sums,
         )
         return graph, tables
+
+    def _edges_of(
+        self,
+        sizes: RecordSizes,
+        csr: Sequence[tuple[np.ndarray, np.ndarray]],
+        positions: Sequence[np.ndarray],
+        indexes: Sequence[np.ndarray],
+        weight: np.ndarray | None,
+        where: str,
+    ) -> Iterator[Edges]:
+        recorded = any(sizes.positions)
+        for number, ((rowptr, col), ids) in enumerate(zip(csr, positions, strict=True)):
+            per_hop = tuple(self._edges[number][: self._hops])
+            if not len(ids) and (len(col) or not recorded):
+                yield Edges(rowptr, col, per_hop, None, weight)
+            elif not indexes:
+                yield Edges(rowptr, col, per_hop, ids, weight)
+            else:
+                distinct = DistinctEdges.recorded(ids, indexes[number], per_hop)
+                if distinct is None:
+                    record_contents.refuse(where, "its edges are not those of its positions")
+                yield Edges(rowptr, col, per_hop, ids[distinct.index], weight, distinct)
 
     def _table(self, host: int, device: int, disk: int) -> AddressTable:
         cached, at, parts = self._take(2 * (host + device + disk), "<i4"), 0, []

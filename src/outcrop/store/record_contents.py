@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NoReturn
 
 import numpy as np
 
@@ -55,10 +56,15 @@ def check(graph: BatchGraph, tables: Sequence[AddressTable], where: str, bounds:
         or _problem_of_tables(graph, tables, bounds)
     )
     if problem:
-        raise FormatError(
-            f"{where}: {problem}, though its checksum is right: it was not written by Outcrop; remove its folder "
-            "and prepare the run again"
-        )
+        refuse(where, problem)
+
+
+def refuse(where: str, problem: str) -> NoReturn:
+    """Raises FormatError: what a record says cannot be."""
+    raise FormatError(
+        f"{where}: {problem}, though its checksum is right: it was not written by Outcrop; remove its folder "
+        "and prepare the run again"
+    )
 
 
 def _problem_of_types(graph: BatchGraph, tables: Sequence[AddressTable], bounds: Bounds) -> str | None:

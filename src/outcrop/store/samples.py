@@ -17,6 +17,9 @@ hop of each node type, rows of each edge type, edges of each edge type, edges pe
 2 R + R hops columns. ``num_nodes`` is a list, with a number for each node type; ``edge_types`` has {"source", "target",
 "num_edges", "positions"} for each edge type, the last saying whether positions of edges are recorded; ``seed_type`` is
 the node type of the seeds.
+
+Versions 6 and 8 are the same of batches whose edges come several times or in another order than their rows: records say
+which row each edge has, and ``shape`` has R hops columns more, the rows per hop of each edge type.
 """
 
 from __future__ import annotations
@@ -44,12 +47,12 @@ from outcrop.store.parts import RecordFiles, count_of, deal
 from outcrop.store.record import POSITION_BYTES, RecordSizes
 from outcrop.store.record_contents import Bounds
 
-FORMAT, VERSIONS = "outcrop.sample", (1, 2, 3, 4)
+FORMAT, VERSIONS = "outcrop.sample", (1, 2, 3, 4, 6, 8)
 
 
-def version_of(typed: bool, parts: int) -> int:
-    """Returns the version of a sample set."""
-    return 1 + typed + 2 * (parts > 1)
+def version_of(typed: bool, parts: int, distinct: bool = False) -> int:
+    """Returns the version of a sample set; ``distinct``: records say which row each edge has."""
+    return 1 + typed + 2 * (parts > 1) + 4 * distinct
 
 
 class SectionSizes(Protocol):
@@ -153,8 +156,8 @@ class SampleSection:
         if kind == "nodes":
             self.id_bytes, self.runs = samples.id_bytes, samples.nodes[:, number]
         else:
-            assert samples.edges_per_hop is not None
-            self.id_bytes, self.runs = POSITION_BYTES, samples.edges_per_hop[:, number]
+            assert samples.edge_rows_per_hop is not None
+            self.id_bytes, self.runs = POSITION_BYTES, samples.edge_rows_per_hop[:, number]
         self.num_rows = self.runs.sum(axis=1)
         self._starts = samples.ids_starts(kind, number)
 
@@ -185,9 +188,9 @@ class SampleSection:
         return ids
 
 
-def shape_columns(types: int, relations: int, hops: int, typed: bool) -> int:
+def shape_columns(types: int, relations: int, hops: int, typed: bool, distinct: bool) -> int:
     """Counts the columns of ``shape`` of a graph with so many node types and edge types."""
-    return types * (hops + 1) + 2 * relations + (relations * hops if typed else 0)
+    return types * (hops + 1) + 2 * relations + relations * hops * (typed + distinct)
 
 
 class SampleSet:
@@ -198,6 +201,7 @@ class SampleSet:
         rows: Rows of each batch and edge type, int64 [B, R].
         edges: Edges of each batch and edge type, int64 [B, R].
         edges_per_hop: Those of each hop, int64 [B, R, hops]; None of graphs without types, whose edges have no rows.
+        edge_rows_per_hop: Rows that they want, where they have some: the same, but for edges that come several times.
         num_label_edges: Edges to be predicted of each batch, int64 [B].
         num_parts, part: Files that the records lie in, and in which each lies: int64 [B].
         files: Those files.
@@ -215,7 +219,7 @@ class SampleSet:
         self.weights: bool = attributes.get("edge_weights", False)
         self.weight_sums: bool = attributes.get("weight_sums", False)
         self.seed_type: int = attributes.get("seed_type", 0)
-        self._typed = manifest.version in (2, 4)
+        self._typed, self._distinct = manifest.version % 2 == 0, manifest.version > 4
         num_nodes = attributes["num_nodes"]
         edge_types = attributes["edge_types"] if self._typed else [_ONE_EDGE_TYPE]
         self._positions = np.array([one["positions"] for one in edge_types], bool)
@@ -246,10 +250,13 @@ class SampleSet:
         self.part = deal(passes, self.num_batches, self.num_parts)
         self.files = RecordFiles(runtime, path, manifest, "batches", np.diff(self.offsets), self.part)
         types, relations = len(self._bounds.num_nodes or ()), len(edge_types)
-        counts = types * (self.hops + 1) + relations * np.arange(3)
-        nodes, self.rows, self.edges, per_hop = np.split(shape, counts, axis=1)
+        counts = types * (self.hops + 1) + relations * np.array([0, 1, 2, 2 + self.hops])
+        nodes, self.rows, self.edges, per_hop, wanted = np.split(shape, counts, axis=1)
         self.nodes = nodes.reshape(-1, types, self.hops + 1)
         self.edges_per_hop = per_hop.reshape(-1, relations, self.hops) if self._typed else None
+        self.edge_rows_per_hop = (
+            wanted.reshape(-1, relations, self.hops) if self._distinct else self.edges_per_hop
+        )
         self._sections: dict[tuple[str, int], SampleSection] = {}
 
     def _check(self, shape: np.ndarray) -> None:
@@ -280,7 +287,7 @@ class SampleSet:
     def columns(self) -> int:
         """Counts the columns of ``shape``."""
         types, relations = len(self._bounds.num_nodes or ()), len(self._bounds.ends)
-        return shape_columns(types, relations, self.hops, self._typed)
+        return shape_columns(types, relations, self.hops, self._typed, self._distinct)
 
     @property
     def num_batches(self) -> int:
@@ -340,18 +347,20 @@ class SampleSet:
             cached: Rows that lie in caches, of each row file: int64 [P, K].
         """
         edges = self.edges[batches]
+        recorded = edges if self.edge_rows_per_hop is None else self.edge_rows_per_hop[batches].sum(axis=2)
         return RecordSizes(
             self.hops,
             tuple(self.nodes[batches].sum(axis=2).T),
             tuple(edges.T),
             tuple(self.rows[batches].T),
-            tuple((edges * self._positions).T),
+            tuple((recorded * self._positions).T),
             self.num_seeds[batches],
             tuple(cached.T),
             self.num_label_edges[batches],
             self.degrees,
             self.weights,
             self.weight_sums,
+            self._distinct,
         )
 
     def meta_bytes(self, batches: np.ndarray, cached: np.ndarray) -> np.ndarray:
@@ -399,7 +408,8 @@ class SampleSet:
     @property
     def decoded_bytes(self) -> int:
         """Counts the bytes by which the ids of a batch grow when they are decoded, at the most."""
-        return self.max_nodes * (8 - self.id_bytes)
+        positions = POSITION_BYTES * int(self.num_edges.max(initial=0)) if self._distinct else 0
+        return self.max_nodes * (8 - self.id_bytes) + positions
 
     @property
     def max_seeds(self) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from outcrop import device as devices
 from outcrop.advisor.auto import is_auto
-from outcrop.config import Checkpoints, DeviceConfig, ModelConfig, Refresh, Replay, TrainConfig
+from outcrop.config import Checkpoints, DeviceConfig, ModelConfig, Refresh, TrainConfig
 from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import ArgumentError
 from outcrop.loading.modes import Mode, Online, Packed
@@ -15,7 +15,6 @@ from outcrop.loading.open import check_types
 from outcrop.loading.open import check_weights as require_weights_loaded
 from outcrop.nn import checkpoint as checkpoints
 from outcrop.nn.schema import schema_of
-from outcrop.preparation.prepare import packing_problem
 from outcrop.runtime.group import Group
 from outcrop.store import identity
 from outcrop.store.graph import Graph
@@ -92,14 +91,6 @@ class TrainRequest:
             said.add("the graph has no features to pack: batches are drawn as they are needed (mode online)")
         if asked.mode is None and graph.leaves_rows:
             asked = replace(asked, mode=Packed())  # the only one that can do without them
-        problem = packing_problem(graph, asked.drawn)
-        if (
-            asked.mode is None
-            and problem is not None
-            and (asked.run is None or isinstance(asked.run, Replay))
-        ):
-            asked = replace(asked, mode=Online())
-            said.add(f"{problem}: batches are drawn as they are needed (mode online)")
         mode = asked.mode or Packed()
         check_task(asked.sampling)
         check_evaluation(mode, training.evaluate_every)

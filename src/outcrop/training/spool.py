@@ -21,7 +21,6 @@ from outcrop.advisor.choose import SpoolDecision, WorkloadFacts
 from outcrop.device import gpu_named
 from outcrop.errors import BudgetError
 from outcrop.loading.modes import Online
-from outcrop.preparation.prepare import packing_problem
 from outcrop.runtime import system
 from outcrop.store.graph import Graph
 from outcrop.store.lock import opened, try_lock
@@ -75,8 +74,6 @@ def decide_spooling(request: BatchRequest, learning: LearningTask) -> SpoolDecis
         or graph.feature_bytes < LEAST_BYTES
     ):
         return direct
-    if problem := packing_problem(graph, request.sampling):
-        return replace(direct, why=f"rows are read as batches are drawn: {problem}")
     parent = graph.path.resolve().parent
     if not os.access(parent, os.W_OK | os.X_OK):
         why = f"rows are read as batches are drawn: nothing may be written to {parent}, where they would be spooled"

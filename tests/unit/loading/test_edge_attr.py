@@ -128,15 +128,23 @@ class Expected:
         return found
 
 
-def loaded(graph: Graph, mode: str, run: Path | None, split: str = "train", epoch: int = 0) -> list[Any]:
+@pytest.fixture(params=["neighbor", "replace", "shadow"])
+def drawing(request: pytest.FixtureRequest, graph: Graph) -> dict[str, Any]:
+    """How batches are drawn: edges each once in the order of their rows, several times, or in another order."""
+    if request.param == "shadow" and graph.is_typed:
+        pytest.skip("no induced subgraphs of graphs with types")
+    return {"neighbor": {}, "replace": {"replace": True}, "shadow": {"sampler": "shadow"}}[request.param]
+
+
+def loaded(graph: Graph, mode: str, run: Path | None, drawing: dict[str, Any]) -> list[Any]:
     """Structures and rows of all batches of an epoch, copied."""
-    config = SampleConfig(FANOUTS, batch_size=20, edge_rows=True)
+    config = SampleConfig(FANOUTS, batch_size=20, edge_rows=True, **drawing)
     with (
         Runtime("8MiB", threads=2) as runtime,
         open_session(graph, runtime, mode, run_folder=run, config=config) as session,
     ):
         found = []
-        for batch in session.batches(split, epoch):
+        for batch in session.batches("train", 0):
             found.append((batch.graph, [rows.clone() for rows in batch.rows]))
             del batch
         return found
@@ -150,9 +158,9 @@ def prepared(graph: Graph, out: Path, **options: Any) -> oc.Run:
 
 
 @pytest.mark.parametrize("mode", EVERY_MODE)
-def test_a_run_gives_rows_and_positions_in_every_mode(graph, tmp_path, mode):
+def test_a_run_gives_rows_and_positions_in_every_mode(graph, tmp_path, mode, drawing):
     expected = Expected(graph)
-    run = prepared(graph, tmp_path / "run")
+    run = prepared(graph, tmp_path / "run", **drawing)
     count = 0
     for split in ("train", "valid"):
         loader = run.loader(split, mode=mode)
@@ -165,12 +173,18 @@ def test_a_run_gives_rows_and_positions_in_every_mode(graph, tmp_path, mode):
 
 
 @pytest.mark.parametrize("recorded", [False, True])
-def test_rows_are_equal_in_all_modes(graph, tmp_path, recorded):
-    folder = prepared(graph, tmp_path / "run").path if recorded else None
+def test_rows_are_equal_in_all_modes(graph, tmp_path, recorded, drawing):
+    folder = prepared(graph, tmp_path / "run", **drawing).path if recorded else None
     modes = EVERY_MODE if recorded else [name for name in EVERY_MODE if name not in ("packed", "belady")]
-    first = loaded(graph, modes[0], folder)
+    first = loaded(graph, modes[0], folder, drawing)
+    for structure, rows in first:  # each row once, whatever comes several times
+        for of, x in zip(graph.row_files, rows, strict=True):
+            if of.kind == "edges":
+                assert len(x) == len(np.unique(structure.edges[of.owner.number].positions))
+    drawn = [structure.edges[0].positions for structure, _ in first]
+    assert any(len(np.unique(one)) < len(one) for one in drawn) == ("replace" in drawing)
     for mode in modes[1:]:
-        for (a, mine), (b, theirs) in zip(loaded(graph, mode, folder), first, strict=True):
+        for (a, mine), (b, theirs) in zip(loaded(graph, mode, folder, drawing), first, strict=True):
             assert np.array_equal(a.edges[0].positions, b.edges[0].positions)
             assert all(torch.equal(x, y) for x, y in zip(mine, theirs, strict=True))
 

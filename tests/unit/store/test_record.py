@@ -173,10 +173,10 @@ def test_foreign_and_impossible_records_are_refused():
         np.full(PAGE, 255, np.uint8),
         np.random.default_rng(0).integers(0, 256, PAGE, np.uint8),
     ):
-        with pytest.raises(FormatError, match="no mini-batch record of version 1 or 2 is there"):
+        with pytest.raises(FormatError, match="no mini-batch record of version 1, 2 or 3 is there"):
             decode(foreign, "here")
     with pytest.raises(FormatError, match="version"):
-        decode(with_header(blob, 1, 3), "here")
+        decode(with_header(blob, 1, 4), "here")
     for word, values in {
         2: (0, 16, -1),
         3: (0, 5, 16),

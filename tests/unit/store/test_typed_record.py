@@ -14,7 +14,7 @@ from outcrop import _core
 from outcrop.errors import ChecksumError, FormatError
 from outcrop.store import record
 from outcrop.store.address_table import AddressTable
-from outcrop.store.batches import BatchGraph
+from outcrop.store.batches import BatchGraph, DistinctEdges
 from outcrop.store.record import RecordSizes
 from outcrop.store.record_contents import Bounds
 from section_support import as_batch
@@ -32,9 +32,27 @@ def batches(draw: st.DrawFn) -> tuple[TypedGraph, BatchGraph]:
     fanouts = [[draw(st.sampled_from([-1, 0, 1, 2])) for _ in range(HOPS)] for _ in graph.edge_types]
     drawn = sample(graph, {seed_type: sorted(seeds)}, HOPS, pick_some(fanouts, seed=draw(st.integers(0, 99))))
     batch = as_batch(drawn, seed_type)
-    if draw(st.booleans()):
+    recorded = draw(st.sampled_from(["nothing", "positions", "distinct"]))
+    if recorded == "nothing":
         batch = replace(batch, edges=tuple(replace(edges, positions=None) for edges in batch.edges))
+    elif recorded == "distinct":
+        batch = with_repeats(batch, draw(st.integers(0, 99)))
     return graph, batch
+
+
+def with_repeats(batch: BatchGraph, seed: int) -> BatchGraph:
+    """The batch with edges that may stand for another of their row, as if that had been drawn twice."""
+    rng, made = np.random.default_rng(seed), []
+    for edges in batch.edges:
+        assert edges.positions is not None
+        same_row = rng.random(len(edges.positions)) < 0.5
+        for begin in edges.rowptr[:-1]:
+            same_row[begin : begin + 1] = False
+        positions = edges.positions.copy()
+        for at in np.flatnonzero(same_row):
+            positions[at] = positions[at - 1]
+        made.append(replace(edges, positions=positions).with_distinct())
+    return replace(batch, edges=tuple(made))
 
 
 def tables(data: st.DataObject, counts: list[int]) -> tuple[AddressTable, ...]:
@@ -69,6 +87,40 @@ def same(ours: BatchGraph, theirs: BatchGraph) -> None:
         )
         positions = [[] if edges.positions is None else edges.positions.tolist() for edges in (a, b)]
         assert positions[0] == positions[1]
+        assert (a.distinct is None) == (b.distinct is None) or not len(b.col)
+        if a.distinct is not None and b.distinct is not None:
+            assert a.distinct.per_hop == b.distinct.per_hop
+            assert a.distinct.ids.tolist() == b.distinct.ids.tolist()
+            assert a.distinct.index.tolist() == b.distinct.index.tolist()
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=8), max_size=3), st.booleans())
+def test_distinct_edges_are_those_of_numpy(hops: list[list[int]], falling: bool) -> None:
+    positions = [np.array(one if falling else sorted(one), np.int64) + 10 * k for k, one in enumerate(hops)]
+    found = DistinctEdges.of(np.concatenate([np.zeros(0, np.int64), *positions]), list(map(len, hops)))
+    wanted = [np.unique(one, return_inverse=True) for one in positions]
+    assert found.per_hop == tuple(len(ids) for ids, _ in wanted)
+    assert found.ids.tolist() == [row for ids, _ in wanted for row in ids]
+    assert found.ids[found.index].tolist() == [row for one in positions for row in one]
+    again = DistinctEdges.recorded(found.ids, found.index, list(map(len, hops)))
+    assert again is not None
+    assert again.per_hop == found.per_hop
+
+
+@pytest.mark.parametrize("index", [[0, 1, 5], [0, 1, -1], [0, 0, 1], [0, 1, 3]])
+def test_an_index_that_lies_is_refused(index: list[int]) -> None:
+    """A row that is not there, or one that no edge takes."""
+    graph = TypedGraph((3, 2), ((1, 0), (0, 1)), (((0, 1), (), (1,)), ((0,), (2,))))
+    batch = as_batch(sample(graph, {0: [0, 2]}, 2, pick_some([[-1, -1]] * 2, seed=0)))
+    batch = replace(batch, edges=tuple(edges.with_distinct() for edges in batch.edges))
+    bounds = bounds_of(graph)
+    same(record.decode(record.encode(batch, (), 4), "here", bounds)[0], batch)
+    first = batch.edges[0]
+    assert first.distinct is not None
+    assert len(first.col) == 3
+    lie = replace(first, distinct=replace(first.distinct, index=np.array(index, np.int32)))
+    with pytest.raises(FormatError, match="here: its edges are not those of its positions"):
+        record.decode(record.encode(replace(batch, edges=(lie, *batch.edges[1:])), (), 4), "here", bounds)
 
 
 @given(batches(), st.data(), st.sampled_from([4, 8]))
