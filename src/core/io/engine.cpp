@@ -75,6 +75,11 @@ bool JobState::done() const {
   return done_;
 }
 
+bool JobState::writes_buffered() const {
+  return op_ == IoOp::write &&
+         std::none_of(files_.begin(), files_.end(), [](const auto& f) { return f->direct(); });
+}
+
 File* JobState::file_of(FileId id) {
   if (!last_file_ || last_file_->slot != id)
     last_file_ =
@@ -106,14 +111,13 @@ bool Feed::next(Transfer& t) {
     t.job = queue_.front();
     t.request = request;
     t.target = t.piece.data;
-    t.number = number_++;
-    t.written = written_;
+    t.number = counters_.transfers.fetch_add(1, std::memory_order_relaxed);
     job.at_ += t.piece.wanted;
     ++job.flying_;
     const bool read = job.op_ == IoOp::read;
-    if (!read) written_ += t.piece.length;
-    (read ? counters_.read_bytes : counters_.write_bytes)
-        .fetch_add(t.piece.length, std::memory_order_relaxed);
+    const uint64_t before = (read ? counters_.read_bytes : counters_.write_bytes)
+                                .fetch_add(t.piece.length, std::memory_order_relaxed);
+    t.written = read ? counters_.write_bytes.load(std::memory_order_relaxed) : before;
     (read ? counters_.read_ops : counters_.write_ops).fetch_add(1, std::memory_order_relaxed);
     return true;
   }

@@ -3,7 +3,7 @@
 // A JobState is shared by the engine and the JobHandle that the caller got; the handle's destructor waits, so
 // that the caller's memory is never written after the handle is gone. The Feed turns queued jobs into
 // transfers, oldest job first; backends call it from one thread at a time (the ring's thread, or under the
-// pool's mutex). A failed job's remaining pieces are dropped; it is done when those in flight have come back.
+// mutex of the workers). A failed job's remaining pieces are dropped; it is done when those in flight have come back.
 // After fork() the child has no engine thread: submit and wait throw there, and destructors leave everything
 // alone.
 #pragma once
@@ -33,6 +33,7 @@ class JobState {
   void wait();          // throws what failed
   void wait_quietly();  // returns at once in a forked child
   bool done() const;
+  bool writes_buffered() const;  // writes, and only to files whose bytes go to the page cache
 
  private:
   friend class Feed;
@@ -77,7 +78,6 @@ class Feed {
   const SplitRule rule_;
   AtomicIoCounters& counters_;
   std::deque<std::shared_ptr<JobState>> queue_;
-  uint64_t number_ = 0, written_ = 0;
 };
 
 class Engine : public BlockIo {

@@ -22,7 +22,7 @@ namespace outcrop {
 // Counters that several threads add to.
 struct AtomicIoCounters {
   std::atomic<uint64_t> read_bytes{0}, read_ops{0}, write_bytes{0}, write_ops{0}, bounce_bytes{0},
-      short_reads{0}, retries{0};
+      short_reads{0}, retries{0}, transfers{0};
   IoCounters snapshot() const;
 };
 

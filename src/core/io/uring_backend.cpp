@@ -28,6 +28,7 @@
 
 #include "base/buffer.h"
 #include "base/parallel.h"
+#include "io/blocking_workers.h"
 #include "io/engine.h"
 
 namespace outcrop {
@@ -428,19 +429,38 @@ class UringBackend final : public Engine {
         ring_(std::make_unique<Ring>(rule_, options_, counters_, slots_.data(),
                                      [this](const Transfer& t) { return fault_of(t); })) {}
   ~UringBackend() override {
-    if (forked()) (void)ring_.release();  // its thread lives in the parent
+    if (!forked()) return;
+    (void)ring_.release();  // its thread lives in the parent
+    (void)writer_.release();
   }
   std::string backend_name() const override { return "io_uring"; }
 
  protected:
-  void enqueue(std::shared_ptr<JobState> job) override { ring_->push(std::move(job)); }
+  // What goes to the page cache is a copy that the kernel cannot begin without waiting for the file's lock: through a
+  // ring each such write would wake a thread of the kernel's. A thread of our own makes them one after another.
+  void enqueue(std::shared_ptr<JobState> job) override {
+    if (job->writes_buffered())
+      writer().push(std::move(job));
+    else
+      ring_->push(std::move(job));
+  }
   void closed(const File& file) override {
     if (!forked()) ring_->forget_file(file.slot, file.serial);
   }
 
  private:
+  BlockingWorkers& writer() {
+    std::lock_guard lock(mutex_);
+    if (!writer_)
+      writer_ = std::make_unique<BlockingWorkers>(rule_, options_, counters_, 1, nullptr,
+                                                  [this](const Transfer& t) { return fault_of(t); });
+    return *writer_;
+  }
+
   Buffer slots_;
   std::unique_ptr<Ring> ring_;
+  std::mutex mutex_;
+  std::unique_ptr<BlockingWorkers> writer_;  // from the first write on
 };
 
 }  // namespace
