@@ -1,3 +1,4 @@
+#include "base/find_sorted.h"
 #include "bindings.h"
 #include "pack/assemble.h"
 #include "pack/scatter.h"
@@ -16,9 +17,24 @@ void check_rows(const Bytes& x, size_t n, size_t row_bytes) {
                                          " bytes do not fit in " + std::to_string(x.size()) + " bytes");
 }
 
+template <class Id>
+size_t find_checked(Ids table, Array1<const Id> ids, Array1<int32_t> positions, Array1<int32_t> rows) {
+  check_length("positions", positions.size(), ids.size());
+  check_length("rows", rows.size(), ids.size());
+  nb::gil_scoped_release release;
+  return find_sorted(std::span(table.data(), table.size()), std::span(ids.data(), ids.size()),
+                     positions.data(), rows.data());
+}
+
 }  // namespace
 
 void bind_pack(nb::module_& m) {
+  constexpr const char* kFindSorted =
+      "positions[:n] in ids of those that table, which rises, holds, and rows[:n], where; returns n.";
+  m.def("find_sorted", &find_checked<int64_t>, "table"_a, "ids"_a.noconvert(), "positions"_a, "rows"_a,
+        kFindSorted);
+  m.def("find_sorted", &find_checked<int32_t>, "table"_a, "ids"_a.noconvert(), "positions"_a, "rows"_a,
+        kFindSorted);
   m.def(
       "expand_rows",
       [](WorkerPool& workers, Bytes x, size_t n, size_t row_bytes, Ids cached, bool sum) {

@@ -34,9 +34,7 @@ class CachedRows:
 
 def wanted_ids(section: SampleSection, packed: np.ndarray, runtime: Runtime) -> Iterator[np.ndarray]:
     """Reads the ids of each of the ``packed`` batches, in turn into one buffer."""
-    buffer = runtime.budget.empty("plan", section.buffer_bytes)
-    for batch in packed:
-        yield section.read_ids(int(batch), buffer)
+    return section.in_turn(packed.tolist(), runtime, "plan")
 
 
 def choose_cached_rows(

@@ -241,11 +241,10 @@ class PackTask:
     def _write_meta(self, files: OutputFiles, journal: Journal) -> None:
         """Writes the meta part of every record, and which rows are packed, for the passes to read."""
         samples, placement = self.samples, self.placement
-        buffer = self.runtime.budget.empty("pack-meta", samples.max_record_bytes)
+        graphs = samples.in_turn(placement.packed_batches.tolist(), self.runtime, "pack-meta")
         shared = [SharedRows(p.section, placement, p.placed, self.runtime) for p in self.packers]
-        for parts in zip(*(one.by_batch() for one in shared), strict=True):
+        for graph, *parts in zip(graphs, *(one.by_batch() for one in shared), strict=True):
             packed_batch = parts[0][0]
-            graph = samples.read(int(placement.packed_batches[packed_batch]), buffer)
             wanted = [graph.section(rows).ids for rows in self._graph.row_files]
             tables = [
                 packer.placed.lookup(ids, disk)

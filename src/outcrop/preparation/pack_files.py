@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -379,6 +380,14 @@ class Journal:
         self.save()
 
     def save(self) -> None:
+        self.write(self.content())
+
+    def write(self, content: bytes) -> None:
+        """Writes what :meth:`content` gave, in place of what the journal said before."""
+        manifests.write_atomic(self._path, content)
+
+    def content(self) -> bytes:
+        """Returns what the journal says now."""
         out = io.BytesIO()
         np.savez(
             out,
@@ -392,4 +401,37 @@ class Journal:
             ordered=[rows.ordered for rows in self.files],
             disk_crc=[rows.disk_crc for rows in self.files],
         )
-        manifests.write_atomic(self._path, out.getvalue())
+        return out.getvalue()
+
+
+class SyncInBackground:
+    """Writes out what was packed, and notes it in the journal, while packing goes on; use it as a context."""
+
+    def __init__(self, journal: Journal):
+        self._journal = journal
+        self._thread = ThreadPoolExecutor(1, "outcrop-sync")
+        self._pending: Future[None] | None = None
+
+    def __enter__(self) -> SyncInBackground:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._thread.shutdown()
+
+    def begin(self, sync: Callable[[], None]) -> None:
+        """Begins ``sync``, after which what the journal says now holds; waits for the one before it.
+
+        Raises:
+            IoError: The one before it failed.
+        """
+        self.wait()
+        self._pending = self._thread.submit(self._run, sync, self._journal.content())
+
+    def _run(self, sync: Callable[[], None], content: bytes) -> None:
+        sync()
+        self._journal.write(content)
+
+    def wait(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()

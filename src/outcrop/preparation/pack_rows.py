@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 import outcrop._core as _core
 from outcrop.config import exact_bytes, least_bytes
 from outcrop.errors import BudgetError, FormatError
-from outcrop.preparation.pack_files import Journal, OutputFiles, PageSums, RowsFiles
+from outcrop.preparation.pack_files import Journal, OutputFiles, PageSums, RowsFiles, SyncInBackground
 from outcrop.preparation.pack_memory import cut_features, divide_memory
 from outcrop.preparation.pack_streams import RowStreams, Streams
 from outcrop.runtime.pages import PAGE_BYTES
@@ -171,18 +172,19 @@ class RowsPacker:
         unsynced = written = 0
         # Pages that are read again to go on, if they are dropped.
         begun = PAGE_BYTES * sum(len(group.ids_start) for group in groups)
-        for chunk, data, first, rows in self._read_chunks(start, buffers):
-            with self._runtime.trace.span("pack-chunk", episode=episode, chunk=chunk):
-                for group in groups:
-                    self._scatter(scatters[group.id_bytes], group, chunk, data, first, rows)
-                    written += int(np.diff(group.bounds[:, chunk : chunk + 2]).sum()) * self._row_bytes
-            unsynced += len(data)
-            self._runtime.progress.advance("pack", len(data))
-            if unsynced >= min(_JOURNAL_EVERY_BYTES, self.features.spec.data_bytes // 8):
-                files.sync(own, drop=begun <= written // _REREAD_SHARE)
-                journal.file, journal.episode, journal.chunk = number, episode, chunk + 1
-                journal.save()
-                unsynced = written = 0
+        with SyncInBackground(journal) as syncing:
+            for chunk, data, first, rows in self._read_chunks(start, buffers):
+                with self._runtime.trace.span("pack-chunk", episode=episode, chunk=chunk):
+                    for group in groups:
+                        self._scatter(scatters[group.id_bytes], group, chunk, data, first, rows)
+                        written += int(np.diff(group.bounds[:, chunk : chunk + 2]).sum()) * self._row_bytes
+                unsynced += len(data)
+                self._runtime.progress.advance("pack", len(data))
+                if unsynced >= min(_JOURNAL_EVERY_BYTES, self.features.spec.data_bytes // 8):
+                    journal.file, journal.episode, journal.chunk = number, episode, chunk + 1
+                    syncing.begin(partial(files.sync, own, drop=begun <= written // _REREAD_SHARE))
+                    unsynced = written = 0
+            syncing.wait()
         files.sync(own)
         journal.file, journal.episode, journal.chunk = number, episode + 1, 0
         journal.save()

@@ -8,7 +8,7 @@ without.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -78,7 +78,7 @@ class RecordFiles:
         sizes: np.ndarray,
         part: np.ndarray,
     ):
-        self._folder, self._part = folder, part
+        self._folder, self._part, self._io = folder, part, runtime.io
         names = names_of(name, count_of(manifest, folder))
         if int(part.max(initial=0)) >= len(names):
             raise FormatError(
@@ -101,6 +101,29 @@ class RecordFiles:
 
     def path_of(self, record: int) -> Path:
         return self._folder / self._specs[self._part[record]].file
+
+    def groups(self, records: Sequence[int], sizes: np.ndarray, room: int) -> Iterator[list[int]]:
+        """Yields ``records`` in order, as many at a time as lie in one file and come to ``room`` bytes; one at least.
+
+        Args:
+            sizes: Bytes that are read of each record of the files: int64 [n].
+        """
+        group: list[int] = []
+        left = room
+        for record in map(int, records):
+            size = int(sizes[record])
+            if group and (size > left or self._part[record] != self._part[group[0]]):
+                yield group
+                group, left = [], room
+            group.append(record)
+            left -= size
+        if group:
+            yield group
+
+    def read_group(self, group: list[int], starts: np.ndarray, lengths: np.ndarray, out: np.ndarray) -> None:
+        """Reads ``lengths[i]`` bytes from ``starts[i]`` on in the file of a group, one after the other into ``out``."""
+        ends = np.cumsum(lengths)
+        self._io.submit_reads(self.of(group[0]).file, starts, lengths, out, ends - lengths).wait()
 
     def of(self, record: int) -> DiskArray:
         """Returns the file that ``record`` lies in.

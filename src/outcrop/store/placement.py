@@ -26,6 +26,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+import outcrop._core as _core
 from outcrop.config.packing import MOST_PARTS
 from outcrop.errors import FormatError
 from outcrop.runtime.pages import PAGE_BYTES
@@ -268,13 +269,14 @@ def find_sorted(table: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndar
     """Returns int32 positions in ``ids`` of the ids that ``table`` (ascending) holds, and where it holds them.
 
     Equals ``p = np.flatnonzero(np.isin(ids, table)); p, np.searchsorted(table, ids[p])``.
+
+    Args:
+        table: int64.
+        ids: int32 or int64; fast where they rise, but for a few places.
     """
-    if not len(table):
-        return np.zeros(0, np.int32), np.zeros(0, np.int32)
-    at = np.searchsorted(table, ids)
-    at[at == len(table)] = 0
-    positions = np.flatnonzero(table[at] == ids)
-    return positions.astype(np.int32), at[positions].astype(np.int32)
+    positions, rows = np.empty(len(ids), np.int32), np.empty(len(ids), np.int32)
+    found = _core.find_sorted(table, ids, positions, rows)
+    return positions[:found].copy(), rows[:found].copy()
 
 
 def open_placement(runtime: Runtime, path: Path) -> Placement:

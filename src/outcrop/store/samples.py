@@ -24,7 +24,7 @@ which row each edge has, and ``shape`` has R hops columns more, the rows per hop
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -139,6 +139,14 @@ def groups_of(manifest: Manifest) -> dict[str, Group]:
     }
 
 
+_AT_A_TIME = 1 << 20
+
+
+def _bytes_at_a_time(runtime: Runtime) -> int:
+    """Counts the bytes of small batches that are read at a time: fewer where memory is scarce."""
+    return min(_AT_A_TIME, runtime.budget.free_bytes // 16)
+
+
 _ONE_EDGE_TYPE = {"source": 0, "target": 0, "num_edges": 1 << 62, "positions": False}  # of version 1
 
 
@@ -178,7 +186,28 @@ class SampleSection:
         """Reads the ids of the rows that ``batch`` wants, int32 or int64, into ``buffer``."""
         count = int(self.num_rows[batch]) * self.id_bytes
         self._samples.files.of(batch).read_bytes(int(self._starts[batch]), buffer[:count])
-        ids = buffer[:count].view(f"<i{self.id_bytes}")
+        return self._checked(batch, buffer[:count])
+
+    def in_turn(self, batches: Sequence[int], runtime: Runtime, tag: str) -> Iterator[np.ndarray]:
+        """Yields what :meth:`read_ids` gives for each of ``batches``; valid until the next one is asked for.
+
+        Those of several small batches are read at a time, for a read takes as long whatever it reads.
+
+        Args:
+            runtime: Whose memory is used.
+            tag: What that is called in the budget.
+        """
+        buffer = runtime.budget.empty(tag, max(self.buffer_bytes, _bytes_at_a_time(runtime)))
+        sizes = self.num_rows * self.id_bytes
+        for group in self._samples.files.groups(batches, sizes, len(buffer)):
+            self._samples.files.read_group(group, self._starts[group], sizes[group], buffer)
+            end = 0
+            for batch in group:
+                begin, end = end, end + int(sizes[batch])
+                yield self._checked(batch, buffer[begin:end])
+
+    def _checked(self, batch: int, read: np.ndarray) -> np.ndarray:
+        ids = read.view(f"<i{self.id_bytes}")
         if len(ids) and not 0 <= ids.min() <= ids.max() < self._below:
             what = "node ids" if self._kind == "nodes" else "positions of edges"
             raise FormatError(
@@ -379,6 +408,22 @@ class SampleSet:
         before = number if kind == "nodes" else len(every.nodes) + number
         start = self.files.starts + record.HEADER_BYTES + every.counts_bytes
         return start + sum(every.ids_bytes(self.id_bytes)[:before])
+
+    def in_turn(self, batches: Sequence[int], runtime: Runtime, tag: str) -> Iterator[BatchGraph]:
+        """Yields what :meth:`read` gives for each of ``batches``; several small ones are read at a time.
+
+        Args:
+            runtime: Whose memory is used.
+            tag: What that is called in the budget.
+        """
+        sizes = np.diff(self.offsets)
+        buffer = runtime.budget.empty(tag, max(self.max_record_bytes, _bytes_at_a_time(runtime)))
+        for group in self.files.groups(batches, sizes, len(buffer)):
+            self.files.read_group(group, self.files.starts[group], sizes[group], buffer)
+            end = 0
+            for batch in group:
+                begin, end = end, end + int(sizes[batch])
+                yield self.decode(buffer[begin:end], self.where(batch))[0]
 
     def read(self, batch: int, buffer: np.ndarray) -> BatchGraph:
         """Reads the graph of ``batch`` through ``buffer``, uint8 of at least ``max_record_bytes``."""

@@ -16,6 +16,7 @@ from outcrop import _core
 from outcrop.config import IoConfig, PlanConfig
 from outcrop.errors import ChecksumError
 from outcrop.preparation import pack as packing
+from outcrop.preparation.pack_files import SyncInBackground
 from outcrop.preparation.pack_rows import RowsPacker
 from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
@@ -417,14 +418,19 @@ def test_what_was_packed_leaves_the_page_cache(
     graph = a_graph(tmp_path / "g", runtime, width=width)
     sample_set = sampled(graph, tmp_path, runtime)
     placement = planned(graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, width * 4, 0))
-    shares, save = [], packing.Journal.save
+    shares, write, begin = [], packing.Journal.write, SyncInBackground.begin
 
-    def noted(self: packing.Journal) -> None:
+    def noted(self: packing.Journal, content: bytes) -> None:
         path = self._path.parent / "records.bin"
         shares.append(resident_bytes(path) / path.stat().st_size)
-        save(self)
+        write(self, content)
 
-    monkeypatch.setattr(packing.Journal, "save", noted)
+    def begin_and_wait(self: SyncInBackground, sync: Callable[[], None]) -> None:
+        begin(self, sync)
+        self.wait()  # or what is written meanwhile is there, too
+
+    monkeypatch.setattr(packing.Journal, "write", noted)
+    monkeypatch.setattr(SyncInBackground, "begin", begin_and_wait)
     packing.pack(graph, sample_set, placement, tmp_path / "pack", make_runtime(memory, threads=1))
     assert len(shares) > 3
     later = shares[1:-1]  # the first is when graphs are written, the last at the end of the pass

@@ -11,8 +11,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from outcrop.config import PlanConfig
 from outcrop.errors import ArgumentError, BudgetError
@@ -22,7 +20,7 @@ from outcrop.preparation.plan_memory import memory_plan
 from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.batches import BatchGraph
-from outcrop.store.placement import Placement, find_sorted
+from outcrop.store.placement import Placement
 from outcrop.store.samples import SampleSet
 from outcrop.testing import write_graph
 from prepare_support import prepare
@@ -320,13 +318,3 @@ def test_predicted_disk_bytes_are_the_large_files(tmp_path, make_runtime):
     sizes = [f.stat().st_size for f in files]
     assert sum(sizes) <= run.placement.predicted["disk_bytes"]
     assert sizes[2:] == [round_up(40 * 100), round_up(9 * 100)]
-
-
-@given(st.lists(st.integers(0, 60), unique=True).map(sorted), st.lists(st.integers(0, 60)))
-def test_find_sorted_equals_isin_and_searchsorted(table, ids):
-    table_array, ids_array = np.array(table, np.int64), np.array(ids, np.int64)
-    positions, rows = find_sorted(table_array, ids_array)
-    expected = np.flatnonzero(np.isin(ids_array, table_array))
-    assert positions.dtype == rows.dtype == np.int32
-    assert positions.tolist() == expected.tolist()
-    assert table_array[rows].tolist() == ids_array[expected].tolist()

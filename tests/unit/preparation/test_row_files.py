@@ -218,7 +218,9 @@ class _Wanted:
 
     def section(self, rows: RowFile) -> Any:
         of = self._lists[rows.number]
-        return SimpleNamespace(buffer_bytes=1, read_ids=lambda batch, buffer: np.array(of[batch], np.int64))
+        return SimpleNamespace(
+            in_turn=lambda batches, *_: (np.array(of[batch], np.int64) for batch in batches)
+        )
 
 
 def files_of(counts: list[int], widths: list[int]) -> tuple[RowFile, ...]:
