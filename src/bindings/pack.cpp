@@ -71,17 +71,18 @@ void bind_pack(nb::module_& m) {
       .def(
           "run",
           [](Scatter& self, ConstBytes data, int64_t first_row, int64_t rows, size_t stride, FileId ids_file,
-             FileId out_file, Ids ids_offset, Ids ids_count, Ids out_offset, Array1<uint32_t> crc) {
+             FileId out_file, FileId out_pages, Ids ids_offset, Ids ids_count, Ids out_offset,
+             Array1<uint32_t> crc) {
             const size_t count = ids_offset.size();
             if (ids_count.size() != count || out_offset.size() != count || crc.size() != count ||
                 data.size() < static_cast<size_t>(rows) * stride)
               throw Error(ErrorKind::argument, "the arrays of a packing step differ in length");
             nb::gil_scoped_release release;
             self.run({reinterpret_cast<const std::byte*>(data.data()), first_row, rows}, ids_file, out_file,
-                     {count, ids_offset.data(), ids_count.data(), out_offset.data(), crc.data()});
+                     out_pages, {count, ids_offset.data(), ids_count.data(), out_offset.data(), crc.data()});
           },
-          "data"_a, "first_row"_a, "rows"_a, "stride"_a, "ids_file"_a, "out_file"_a, "ids_offset"_a,
-          "ids_count"_a, "out_offset"_a, "crc"_a);
+          "data"_a, "first_row"_a, "rows"_a, "stride"_a, "ids_file"_a, "out_file"_a, "out_pages"_a,
+          "ids_offset"_a, "ids_count"_a, "out_offset"_a, "crc"_a);
 }
 
 }  // namespace outcrop

@@ -9,6 +9,18 @@
 #include "base/text.h"
 
 namespace outcrop {
+namespace {
+
+constexpr size_t kDirectBytes = 64 << 10;  // pieces from here on go past the page cache
+
+}  // namespace
+
+void Scatter::Output::wait() {
+  for (auto* one : {&job, &pages_job}) {
+    if (*one) (*one)->wait();
+    one->reset();
+  }
+}
 
 Scatter::Scatter(std::shared_ptr<BlockIo> io, Budget& budget, size_t row_bytes, size_t stride,
                  unsigned id_bytes, size_t ids_buffer_bytes, size_t out_buffer_bytes)
@@ -46,7 +58,9 @@ void Scatter::read_ids(FileId file, const PackStreams& streams, size_t begin, si
   ids_job_[which] = io_->submit(IoOp::read, std::move(requests));
 }
 
-void Scatter::run(const FeatureChunk& chunk, FileId ids_file, FileId out_file, const PackStreams& streams) {
+void Scatter::run(const FeatureChunk& chunk, FileId ids_file, FileId out_file, FileId out_pages,
+                  const PackStreams& streams) {
+  const bool past_cache = out_pages != out_file && out_[0].buffer.size() >= 2 * kDirectBytes + row_bytes_;
   unsigned which = 0;
   size_t begin = 0, end = group_end(streams, 0);
   read_ids(ids_file, streams, begin, end, which);
@@ -57,11 +71,12 @@ void Scatter::run(const FeatureChunk& chunk, FileId ids_file, FileId out_file, c
     const std::byte* ids = ids_[which].data();
     for (size_t s = begin; s < end; ++s) {
       const int64_t count = streams.ids_count[s];
-      int64_t at = streams.out_offset[s];
+      const bool direct = past_cache && static_cast<size_t>(count) * row_bytes_ >= kDirectBytes;
+      const Place place{out_file, out_pages, streams.out_offset[s], streams.crc[s], direct};
       if (id_bytes_ == 4)
-        append(chunk, out_file, reinterpret_cast<const int32_t*>(ids), count, at, streams.crc[s]);
+        append(chunk, reinterpret_cast<const int32_t*>(ids), count, place);
       else
-        append(chunk, out_file, reinterpret_cast<const int64_t*>(ids), count, at, streams.crc[s]);
+        append(chunk, reinterpret_cast<const int64_t*>(ids), count, place);
       ids += static_cast<size_t>(count) * id_bytes_;
     }
     begin = end;
@@ -69,14 +84,12 @@ void Scatter::run(const FeatureChunk& chunk, FileId ids_file, FileId out_file, c
     which ^= 1;
   }
   flush();
-  for (auto& o : out_)
-    if (o.job) o.job->wait();
+  for (auto& o : out_) o.wait();
 }
 
 template <class Id>
-void Scatter::append(const FeatureChunk& chunk, FileId out_file, const Id* ids, int64_t count,
-                     int64_t& out_offset, uint32_t& crc) {
-  size_t segment = out_[current_].used;
+void Scatter::append(const FeatureChunk& chunk, const Id* ids, int64_t count, Place place) {
+  size_t segment = begin_segment(place);
   int64_t last = -1;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t row = static_cast<int64_t>(ids[i]) - chunk.first_row;
@@ -86,36 +99,56 @@ void Scatter::append(const FeatureChunk& chunk, FileId out_file, const Id* ids, 
                                          "): the samples are damaged; prepare the run again");
     last = row;
     if (out_[current_].used + row_bytes_ > out_[current_].buffer.size()) {
-      close_segment(out_file, segment, out_offset, crc);
+      close_segment(segment, place);
       flush();
-      segment = 0;
+      segment = begin_segment(place);
     }
     Output& out = out_[current_];
     std::memcpy(out.buffer.data() + out.used, chunk.data + static_cast<size_t>(row) * stride_, row_bytes_);
     out.used += row_bytes_;
   }
-  close_segment(out_file, segment, out_offset, crc);
+  close_segment(segment, place);
 }
 
-void Scatter::close_segment(FileId out_file, size_t segment_begin, int64_t& out_offset, uint32_t& crc) {
+// Pages of the buffer must be pages of the file where they go past the page cache.
+size_t Scatter::begin_segment(const Place& place) {
   Output& out = out_[current_];
+  if (place.direct) {
+    const size_t in_page = static_cast<size_t>(place.offset) % kPageBytes;
+    out.used += (in_page + kPageBytes - out.used % kPageBytes) % kPageBytes;
+  }
+  return out.used;
+}
+
+void Scatter::close_segment(size_t segment_begin, Place& place) {
+  Output& out = out_[current_];
+  if (out.used <= segment_begin) return;
   const size_t bytes = out.used - segment_begin;
-  if (bytes == 0) return;
   std::byte* data = out.buffer.data() + segment_begin;
-  crc = crc32c(data, bytes, crc);
-  out.requests.push_back({out_file, static_cast<uint64_t>(out_offset), bytes, data});
-  out_offset += static_cast<int64_t>(bytes);
+  place.crc = crc32c(data, bytes, place.crc);
+  const auto begin = static_cast<uint64_t>(place.offset), end = begin + bytes;
+  const uint64_t first = place.direct ? align_up(begin, kPageBytes) : end;
+  const uint64_t stop = std::max(first, align_down(end, kPageBytes));
+  if (first >= end || stop == first) {
+    out.requests.push_back({place.file, begin, bytes, data});
+  } else {
+    if (first > begin) out.requests.push_back({place.file, begin, first - begin, data});
+    out.pages.push_back({place.pages, first, stop - first, data + (first - begin)});
+    if (end > stop) out.requests.push_back({place.file, stop, end - stop, data + (stop - begin)});
+  }
+  place.offset += static_cast<int64_t>(bytes);
 }
 
 // Starts writing the current buffer and goes on with the other one.
 void Scatter::flush() {
   Output& full = out_[current_];
   if (!full.requests.empty()) full.job = io_->submit(IoOp::write, std::move(full.requests));
+  if (!full.pages.empty()) full.pages_job = io_->submit(IoOp::write, std::move(full.pages));
   full.requests.clear();
+  full.pages.clear();
   current_ ^= 1;
   Output& next = out_[current_];
-  if (next.job) next.job->wait();
-  next.job.reset();
+  next.wait();
   next.used = 0;
 }
 

@@ -4,6 +4,10 @@
 // A stream is one hop of one batch: its node ids, ascending, lie in a file; the part of them that falls in
 // the current chunk is known. Rows are gathered into large write buffers; reading ids, gathering and writing
 // overlap.
+//
+// What a stream takes of a chunk is written in one piece. Of large pieces the whole pages go past the page cache,
+// which would copy them, hold them until they are on disk, and make everything else wait where memory is limited;
+// pieces of pages at both ends go through it, since the piece before or behind has the rest of the page.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -32,22 +36,32 @@ class Scatter {
  public:
   Scatter(std::shared_ptr<BlockIo> io, Budget& budget, size_t row_bytes, size_t stride, unsigned id_bytes,
           size_t ids_buffer_bytes, size_t out_buffer_bytes);
+  // out_pages: the output file opened for whole pages, or out_file itself where nothing goes past the page cache.
   // Throws Error(format) where a stream's ids leave the chunk or do not rise.
-  void run(const FeatureChunk& chunk, FileId ids_file, FileId out_file, const PackStreams& streams);
+  void run(const FeatureChunk& chunk, FileId ids_file, FileId out_file, FileId out_pages,
+           const PackStreams& streams);
 
  private:
   struct Output {
     Buffer buffer;
     size_t used = 0;
-    std::vector<IoRequest> requests;
-    std::shared_ptr<IoJob> job;
+    std::vector<IoRequest> requests, pages;
+    std::shared_ptr<IoJob> job, pages_job;
+    void wait();
   };
   size_t group_end(const PackStreams& streams, size_t begin) const;
   void read_ids(FileId file, const PackStreams& streams, size_t begin, size_t end, unsigned which);
+  // Where one stream writes.
+  struct Place {
+    FileId file, pages;
+    int64_t offset;
+    uint32_t& crc;
+    bool direct;  // its whole pages go to `pages`
+  };
   template <class Id>
-  void append(const FeatureChunk& chunk, FileId out_file, const Id* ids, int64_t count, int64_t& out_offset,
-              uint32_t& crc);
-  void close_segment(FileId out_file, size_t segment_begin, int64_t& out_offset, uint32_t& crc);
+  void append(const FeatureChunk& chunk, const Id* ids, int64_t count, Place place);
+  size_t begin_segment(const Place& place);
+  void close_segment(size_t segment_begin, Place& place);
   void flush();
 
   std::shared_ptr<BlockIo> io_;

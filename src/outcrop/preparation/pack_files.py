@@ -145,6 +145,7 @@ class OutputFiles:
         self._names = names_of("records", placement.num_parts)
         self._part = placement.part
         self._records: list[int] = []
+        self._record_pages: list[int] = []  # the same, past the page cache
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.bin"
@@ -160,6 +161,7 @@ class OutputFiles:
         for name, size in zip(self._names, self._placement.part_bytes(), strict=True):
             self._records.append(self._io.open(str(self._path(name)), _core.OpenMode.update))
             self._io.resize(self._records[-1], size)
+            self._record_pages.append(self._io.open(str(self._path(name)), _core.OpenMode.pages))
         for files in self.files:
             files.open()
 
@@ -173,6 +175,10 @@ class OutputFiles:
     def record_file(self, packed_batch: int) -> int:
         """Returns the file that the record of a packed batch lies in."""
         return self._records[self._part[packed_batch]]
+
+    def record_pages(self, packed_batch: int) -> int:
+        """Returns the same file opened for whole pages that go past the page cache."""
+        return self._record_pages[self._part[packed_batch]]
 
     def sync(self, *which: RowsFiles, drop: bool = True) -> None:
         """Writes everything out, of the row files ``which``.
@@ -203,8 +209,9 @@ class OutputFiles:
         return specs
 
     def close(self) -> None:
-        while self._records:
-            self._io.close(self._records.pop())
+        for opened in (self._records, self._record_pages):
+            while opened:
+                self._io.close(opened.pop())
         for files in self.files:
             files.close()
 

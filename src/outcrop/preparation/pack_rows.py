@@ -201,6 +201,7 @@ class RowsPacker:
             self._stride,
             group.ids_file,
             group.out_file,
+            group.out_pages,
             group.ids_start + before * group.id_bytes,
             counts,
             group.out_start + before * self._row_bytes,

@@ -24,6 +24,7 @@ class Streams:
 
     Attributes:
         ids_file, out_file: Those files.
+        out_pages: The latter for whole pages, past the page cache; the same again: nothing goes past it.
         ids_start: Byte where the ids of each stream begin: int64 [streams].
         bounds: Ids of each stream before each chunk: int32 [streams, chunks + 1].
         out_start: Byte where the rows of each stream go to: int64 [streams].
@@ -33,6 +34,7 @@ class Streams:
 
     ids_file: int
     out_file: int
+    out_pages: int
     ids_start: np.ndarray
     bounds: np.ndarray
     out_start: np.ndarray
@@ -80,9 +82,9 @@ class RowStreams:
         for first, stop in pairwise(self._placed.placement.part_bounds.tolist()):
             own = range(max(first, batches.start), min(stop, batches.stop))
             if own:
-                yield self._of_part(outputs.record_file(own.start), files, noted, own)
+                yield self._of_part(outputs, files, noted, own)
 
-    def _of_part(self, records: int, files: RowsFiles, noted: RowsJournal, batches: range) -> Streams:
+    def _of_part(self, outputs: OutputFiles, files: RowsFiles, noted: RowsJournal, batches: range) -> Streams:
         section, placed, hops = self._section, self._placed, self._section.num_runs
         count = len(batches) * hops
         bounds = self._bounds(count)
@@ -103,7 +105,16 @@ class RowStreams:
                 ids_start[s] = begin + cuts[hop] * section.id_bytes
                 out_start[s] = rows_at + cuts[hop] * self._row_bytes
         crc = noted.crc[batches.start * hops : batches.stop * hops]
-        return Streams(files.packed_ids, records, ids_start, bounds, out_start, section.id_bytes, crc)
+        return Streams(
+            files.packed_ids,
+            outputs.record_file(batches.start),
+            outputs.record_pages(batches.start),
+            ids_start,
+            bounds,
+            out_start,
+            section.id_bytes,
+            crc,
+        )
 
     def of_blocks(self, files: RowsFiles, blocks: range) -> Streams:
         """Returns blocks of the disk cache, by ascending node; they are put in their order later."""
@@ -117,6 +128,7 @@ class RowStreams:
             bounds[i] = np.searchsorted(part.view(f"<i{id_bytes}"), self._first_rows)
         return Streams(
             files.disk_ids,
+            files.disk_cache,
             files.disk_cache,
             first * id_bytes,
             bounds,
@@ -135,6 +147,7 @@ class RowStreams:
         return [
             Streams(
                 id_file,
+                out_file,
                 out_file,
                 zero,
                 np.searchsorted(ids, self._first_rows)[None, :],

@@ -16,7 +16,7 @@ from outcrop import _core
 from outcrop.config import IoConfig, PlanConfig
 from outcrop.errors import ChecksumError
 from outcrop.preparation import pack as packing
-from outcrop.preparation.pack_files import SyncInBackground
+from outcrop.preparation.pack_files import OutputFiles, RowsFiles, SyncInBackground
 from outcrop.preparation.pack_rows import RowsPacker
 from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
@@ -331,6 +331,41 @@ def test_leftovers_of_another_packing_do_not_matter(tmp_path: Path, make_runtime
         assert (tmp_path / "pack" / name).read_bytes() == (tmp_path / "reference" / name).read_bytes()
 
 
+@pytest.mark.exact_io
+@pytest.mark.parametrize("dtype", ["int8", "float32"])
+@pytest.mark.parametrize("width", [1000, 1024, 5001])
+def test_whole_pages_of_large_pieces_go_past_the_page_cache(
+    tmp_path: Path, make_runtime: Make, monkeypatch: pytest.MonkeyPatch, width: int, dtype: str
+):
+    """And the same bytes come to be, wherever in a page pieces and rows begin, and though a piece fills a buffer."""
+    skip_without_page_cache(tmp_path, runtime := make_runtime(threads=1))
+    graph = a_graph(tmp_path / "g", runtime, width=width, dtype=dtype, nodes=500)
+    sample_set = sampled(graph, tmp_path, runtime, fanouts=(4, 9), batch_size=30, epochs=1)
+    row_bytes = width * ITEM_BYTES[dtype]
+    planned(
+        graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, row_bytes, 30, layout="packed")
+    )
+    features, share, sync = as_rows(random_features(500, width, dtype)), 0.0, OutputFiles.sync
+
+    def sync_and_keep(self: OutputFiles, *which: RowsFiles, drop: bool = True) -> None:
+        nonlocal share
+        sync(self, *which, drop=False)
+        path = self.folder / "records.bin"
+        share = resident_bytes(path) / path.stat().st_size
+
+    monkeypatch.setattr(OutputFiles, "sync", sync_and_keep)
+    found = {}
+    for name in ("past", "through"):
+        limited = make_runtime("4MiB", threads=1)
+        run = reopened(graph, tmp_path, limited)
+        packing.pack(graph, run.samples, run.placement, tmp_path / name, limited)
+        check(run, features, name)
+        found[name] = share
+        monkeypatch.setattr(OutputFiles, "record_pages", OutputFiles.record_file)
+    assert found["through"] > 0.9
+    assert found["past"] < 0.5
+
+
 @pytest.mark.parametrize("memory", ["280KiB", "420KiB"])
 def test_interrupted_anywhere_it_goes_on_to_the_same_bytes(
     tmp_path: Path, make_runtime: Make, memory: str, monkeypatch: pytest.MonkeyPatch
@@ -403,18 +438,21 @@ def resident_bytes(path: Path) -> int:
     return int((found & 1).sum()) * PAGE
 
 
+def skip_without_page_cache(folder: Path, runtime: Runtime) -> None:
+    (folder / "probe").write_bytes(bytes(1 << 20))
+    file = runtime.io.open(str(folder / "probe"), _core.OpenMode.update)
+    runtime.io.drop_cache(file)
+    runtime.io.close(file)
+    if resident_bytes(folder / "probe"):
+        pytest.skip("this file system keeps its files in memory")
+
+
 @pytest.mark.parametrize(("width", "memory", "leaves"), [(8000, "16MiB", True), (100, "420KiB", False)])
 def test_what_was_packed_leaves_the_page_cache(
     tmp_path: Path, make_runtime: Make, monkeypatch: pytest.MonkeyPatch, width: int, memory: str, leaves: bool
 ) -> None:
     """Unless so little goes to each place at a time that most pages would have to be read again to go on."""
-    runtime = make_runtime(threads=1)
-    (tmp_path / "probe").write_bytes(bytes(1 << 20))
-    file = runtime.io.open(str(tmp_path / "probe"), _core.OpenMode.update)
-    runtime.io.drop_cache(file)
-    runtime.io.close(file)
-    if resident_bytes(tmp_path / "probe"):
-        pytest.skip("this file system keeps its files in memory")
+    skip_without_page_cache(tmp_path, runtime := make_runtime(threads=1))
     graph = a_graph(tmp_path / "g", runtime, width=width)
     sample_set = sampled(graph, tmp_path, runtime)
     placement = planned(graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, width * 4, 0))

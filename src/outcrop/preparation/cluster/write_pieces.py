@@ -70,6 +70,7 @@ class ChunkWriter:
                 file.spec.stride_bytes,
                 self._open_ids(table),
                 out,
+                out,
                 table.ids_start + before * table.id_bytes,
                 counts,
                 table.out_start + before * file.row_bytes,
