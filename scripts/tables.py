@@ -231,6 +231,7 @@ TABLES = {
     "typed-quality": Table("typed-quality.json"),
     "loader": Table("loader.json", loader, command="outcrop bench loader"),
     "prepare": Table("prepare.json"),
+    "small-batches": Table("small-batches.json"),
     "checks": Table("checks.json"),
     "memory-curve": Table("memory-curve.json"),
     "scale": Table("scale.json", command="outcrop bench scale"),

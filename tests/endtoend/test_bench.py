@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from embed_support import knowledge_graph, random_triples
-from outcrop.bench import checks, curves, embed, epoch, layout, pipeline, quality
+from outcrop.bench import checks, curves, embed, epoch, layout, pipeline, quality, small_batches
 from outcrop.bench import prepare as preparing
 from outcrop.bench.epoch import Setting, ensure_graph
 from outcrop.bench.graphs import GraphShape
@@ -129,6 +129,16 @@ def test_pipeline_compares_the_same_losses(folder: Path):
     assert list(pipeline.run(folder, SETTING, ["online"], silent)["cases"]) == ["online, full rate"]
     with pytest.raises(ArgumentError, match="memory"):
         pipeline.run(folder, SETTING, ["memory"], silent)
+
+
+def test_small_batches_want_a_few_more_rows_of_the_same_seeds(folder: Path):
+    cases = small_batches.run(folder, replace(SETTING, cap=2.0), silent)["cases"]
+    rows = [cases[size]["rows"] for size in ("1024", "256", "64")]
+    assert rows[0] < rows[1] < rows[2] < 3 * rows[0]
+    batches = [cases[size]["batches"] for size in ("1024", "256", "64")]
+    assert batches == [4, 10, 36]  # twice 1000 seeds, and 100 of two splits
+    assert all(case["prepare_ns_per_row"] > 0 < case["load_ns_per_row"] for case in cases.values())
+    assert cases["1024"]["prepare_against_1024"] == cases["1024"]["load_against_1024"] == 1
 
 
 def test_packing_batch_by_batch_writes_the_same_rows(folder: Path):
