@@ -149,6 +149,7 @@ void bind_options(nb::module_& m) {
       .def_rw("direct", &IoOptions::direct)
       .def_rw("threads", &IoOptions::threads)
       .def_rw("rate_bytes_per_second", &IoOptions::rate_bytes_per_second)
+      .def_rw("requests_per_second", &IoOptions::requests_per_second)
       .def_rw("unwritten_bytes", &IoOptions::unwritten_bytes)
       .def_rw("faults", &IoOptions::faults);
   nb::class_<IoCounters>(m, "IoCounters")

@@ -22,6 +22,16 @@ TEST(PaceTest, AJobBeginsWhenThoseBeforeItHaveEnded) {
   expect(pace.next(now + milliseconds(9000), 1), now + milliseconds(10000), 1);
 }
 
+TEST(PaceTest, RequestsTakeTheirTimeToo) {
+  const Pace::Clock::time_point now{milliseconds(5000)};
+  Pace of_requests(0, 100);
+  EXPECT_TRUE(of_requests.limited());
+  EXPECT_EQ(of_requests.next(now, 1 << 30, 3).end, now + milliseconds(30));
+  EXPECT_EQ(of_requests.next(now, 1, 1).begin, now + milliseconds(30));
+  Pace both(1000, 100);
+  EXPECT_EQ(both.next(now, 500, 2).end, now + milliseconds(520));
+}
+
 TEST(PaceTest, WithoutALimitNothingWaits) {
   Pace pace(0);
   const Pace::Clock::time_point now{milliseconds(7)};

@@ -55,6 +55,7 @@ struct IoOptions {
   bool direct = true;    // O_DIRECT for files opened as read or pages, where the file system has it
   unsigned threads = 4;  // of the pread backend
   uint64_t rate_bytes_per_second = 0;  // reads and writes together, on average (pace.h); 0: no limit
+  uint64_t requests_per_second = 0;    // the same of requests
   // Writes leave at most about twice this for each file in the page cache that the disk has not got yet; 0:
   // as much as the system lets. Control groups of version 1 kill processes that let too much gather.
   uint64_t unwritten_bytes = 0;

@@ -150,7 +150,7 @@ Engine::Engine(const IoOptions& options, const Budget& budget)
       rule_(SplitRule::make(options, budget.limit_bytes())),
       pid_(getpid()),
       faulty_(options.faults.any()),
-      pace_(options.rate_bytes_per_second) {}
+      pace_(options.rate_bytes_per_second, options.requests_per_second) {}
 
 FileId Engine::open(const std::string& path, OpenMode mode) {
   return files_.open(path, mode, options_.direct)->slot;
@@ -182,7 +182,7 @@ std::shared_ptr<IoJob> Engine::submit(IoOp op, std::vector<IoRequest> requests, 
   if (pace_.limited()) {
     uint64_t bytes = 0;
     for (const IoRequest& r : requests) bytes += r.length;
-    const Pace::Turn turn = pace_.next(Pace::Clock::now(), bytes);
+    const Pace::Turn turn = pace_.next(Pace::Clock::now(), bytes, requests.size());
     end = turn.end;
     std::this_thread::sleep_until(turn.begin);
   }

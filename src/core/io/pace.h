@@ -1,5 +1,5 @@
-// A limit on bytes per second, as a disk of that rate has it: a job begins when those before it have ended,
-// and ends no sooner than its bytes take. Thread-safe.
+// A limit on bytes and requests per second, as a disk of those rates has it: a job begins when those before it have
+// ended, and ends no sooner than its bytes and its requests take. Thread-safe.
 #pragma once
 #include <algorithm>
 #include <chrono>
@@ -12,16 +12,17 @@ class Pace {
  public:
   using Clock = std::chrono::steady_clock;
 
-  explicit Pace(uint64_t bytes_per_second) : rate_(bytes_per_second) {}  // 0: no limit
-  bool limited() const { return rate_ > 0; }
+  // 0: no limit.
+  explicit Pace(uint64_t bytes_per_second, uint64_t requests_per_second = 0)
+      : rate_(bytes_per_second), requests_(requests_per_second) {}
+  bool limited() const { return rate_ > 0 || requests_ > 0; }
   struct Turn {
     Clock::time_point begin, end;
   };
-  // When a job of `bytes` that comes at `now` may begin, and the soonest that it may end. In the order of the
-  // calls.
-  Turn next(Clock::time_point now, uint64_t bytes) {
-    if (!rate_) return {now, now};
-    const std::chrono::duration<double> cost(static_cast<double>(bytes) / static_cast<double>(rate_));
+  // When a job of so much that comes at `now` may begin, and the soonest that it may end. In the order of the calls.
+  Turn next(Clock::time_point now, uint64_t bytes, uint64_t requests = 1) {
+    if (!limited()) return {now, now};
+    const std::chrono::duration<double> cost(share(bytes, rate_) + share(requests, requests_));
     std::lock_guard lock(mutex_);
     const auto begin = std::max(now, free_);
     free_ = begin + std::chrono::duration_cast<Clock::duration>(cost);
@@ -29,7 +30,10 @@ class Pace {
   }
 
  private:
-  const uint64_t rate_;
+  static double share(uint64_t count, uint64_t rate) {
+    return rate ? static_cast<double>(count) / static_cast<double>(rate) : 0;
+  }
+  const uint64_t rate_, requests_;
   std::mutex mutex_;
   Clock::time_point free_{};  // when all jobs so far have ended
 };

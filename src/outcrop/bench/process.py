@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,15 +29,23 @@ class CommandResult:
 
 
 def outcrop(
-    arguments: Sequence[str | Path], *, limit_bytes: int | None = None, quiet: bool = True
+    arguments: Sequence[str | Path],
+    *,
+    limit_bytes: int | None = None,
+    quiet: bool = True,
+    environment: Mapping[str, str] | None = None,
+    timeout_seconds: float | None = None,
 ) -> CommandResult:
     """Runs ``outcrop ARGUMENTS --json ...`` and returns its result.
 
     Args:
         limit_bytes: Limit by control group; without root the command runs unlimited, and the result says so.
         quiet: Without progress bars.
+        environment: Variables that it has beside those of this process.
+        timeout_seconds: What it may take; None: as long as it does.
 
     Raises:
+        subprocess.TimeoutExpired: It took longer, and was killed.
         OutcropError: The command failed; its error is in the message.
     """
     with TemporaryDirectory(prefix="outcrop-") as folder:
@@ -44,10 +53,13 @@ def outcrop(
         command = outcrop_command(*map(str, arguments), "--json", str(out))
         command += ["--quiet"] if quiet else []
         limit, peak = limit_bytes, None
+        variables = {**os.environ, **(environment or {})}
         try:
             if limit_bytes is None:
                 raise LimitUnavailable("none asked for")
-            run = memory_limited(command, limit_bytes, timeout_seconds=None, capture=quiet)
+            run = memory_limited(
+                command, limit_bytes, env=variables, timeout_seconds=timeout_seconds, capture=quiet
+            )
             code, error, peak = run.returncode, run.stderr, run.peak_bytes
             if run.oom_killed:
                 raise OutcropError(
@@ -56,7 +68,15 @@ def outcrop(
         except LimitUnavailable:
             limit = None
             pipe = subprocess.PIPE if quiet else None
-            plain = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=pipe, text=True, check=False)
+            plain = subprocess.run(
+                command,
+                stdout=subprocess.DEVNULL,
+                stderr=pipe,
+                text=True,
+                check=False,
+                env=variables,
+                timeout=timeout_seconds,
+            )
             code, error = plain.returncode, plain.stderr or ""
         if code != 0:
             raise OutcropError(f"outcrop {' '.join(map(str, arguments))} failed: {error.strip()}")

@@ -23,6 +23,7 @@ EXPERIMENTS = (
     "loader",
     "prepare",
     "small-batches",
+    "regimes",
     "layout",
     "pipeline",
     "memory-curve",
@@ -94,6 +95,7 @@ def bench(
     sizes: Annotated[
         str, typer.Option("--sizes", help="scale: numbers of nodes.")
     ] = "500000,1000000,2000000,4000000",
+    cells: Annotated[int, typer.Option("--cells", help="regimes: how many cells of the grid.")] = 20,
     machines: Annotated[
         str, typer.Option("--machines", help="scale-out: numbers of machines.")
     ] = "1,2,4,8,16",
@@ -131,6 +133,7 @@ def bench(
         pipeline,
         prepare,
         quality,
+        regimes,
         scale_out,
         small_batches,
         typed_models,
@@ -165,6 +168,7 @@ def bench(
         "epoch": lambda: epoch.epoch(folder, setting, names, say),
         "loader": lambda: epoch.loader(folder, setting, names, say),
         "prepare": lambda: prepare.run(folder, setting, say),
+        "regimes": lambda: regimes.run(folder, cells, rounds, say),
         "small-batches": lambda: small_batches.run(folder, setting, say),
         "layout": lambda: layout.run(folder, setting, say),
         "pipeline": lambda: pipeline.run(folder, setting, names, say),

@@ -20,6 +20,7 @@ class IoConfig:
         direct: Whether the system's page cache is passed by.
         threads: Threads of backend ``pread``.
         rate_bytes_per_second: Limit of reads and writes together, on average; 0 = none.
+        requests_per_second: The same of requests.
         ring_deadline_seconds: Seconds in which some row must come through queue pairs (:mod:`outcrop.rows.rings`);
             a wait without any ends with an error.
     """
@@ -30,6 +31,7 @@ class IoConfig:
     direct: bool = True
     threads: int = 4
     rate_bytes_per_second: int = 0
+    requests_per_second: int = 0
     ring_deadline_seconds: float = 60.0
 
     def __post_init__(self) -> None:

@@ -68,7 +68,9 @@ class Runtime:
     Args:
         memory: Hard limit on what Outcrop itself holds (caches, buffers, topology, sorting), bytes or text such as
             ``"4GiB"``; None counts without a limit. The interpreter, torch and the model come on top.
-        io: Options of the I/O engine. ``OUTCROP_IO_BACKEND`` in the environment overrides the backend.
+        io: Options of the I/O engine. ``OUTCROP_IO_BACKEND`` in the environment overrides the backend;
+            ``OUTCROP_IO_RATE`` (bytes a second) and ``OUTCROP_IO_REQUESTS`` make the disk as slow as that where the
+            options set no limit, to see how a slower one would do.
         faults: Faults of the I/O engine, for tests.
         threads: Worker threads for sampling and gathers, the caller included; 0 = one per usable core.
         trace_path: JSONL file for spans and counters; None records nothing.
@@ -134,6 +136,11 @@ class Runtime:
         self.close()
 
 
+def _pace_of(name: str) -> int:
+    """Returns the limit that variable ``name`` of the environment sets on every engine, for benchmarks; 0: none."""
+    return parse_size(os.environ[name]) if name in os.environ else 0
+
+
 def _io_options(config: IoConfig, faults: _core.FaultPlan | None) -> _core.IoOptions:
     name = os.environ.get("OUTCROP_IO_BACKEND", config.backend)
     try:
@@ -146,7 +153,8 @@ def _io_options(config: IoConfig, faults: _core.FaultPlan | None) -> _core.IoOpt
     options.max_request_bytes = config.max_request_bytes
     options.direct = config.direct
     options.threads = config.threads
-    options.rate_bytes_per_second = config.rate_bytes_per_second
+    options.rate_bytes_per_second = config.rate_bytes_per_second or _pace_of("OUTCROP_IO_RATE")
+    options.requests_per_second = config.requests_per_second or _pace_of("OUTCROP_IO_REQUESTS")
     options.unwritten_bytes = max(system.available_memory() // 16, 4 << 20)
     if faults is not None:
         options.faults = faults

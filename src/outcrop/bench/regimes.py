@@ -1,0 +1,252 @@
+"""Benchmark ``regimes``: which way of training is fastest where, and whether Outcrop takes it by itself.
+
+A cell of the grid is a setting: bytes of a row, share of the nodes that train, memory as a share of the features, a
+disk, epochs, new batches or the same again, flat or skewed degrees. In each cell every way trains from nothing, in a
+process of its own under the kernel's limit, and so does ``auto``, which names none. What counts is the whole time,
+preparing included, less what the same command takes on a graph of a thousand nodes. The regret of ``auto`` is its time
+over that of the best way.
+
+The first cells differ from the middle one in one factor; then come cells drawn at random, always the same. Cells whose
+training would take very long are left out, and so are ways in which memory is too small; a way that takes three times
+as long as the best so far is stopped. What was measured is kept in ``regimes.json`` in the folder of the benchmark: the
+same command goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from outcrop.bench.epoch import ALLOWANCE_BYTES, Log, ensure_graph
+from outcrop.bench.graphs import GraphShape
+from outcrop.bench.process import outcrop
+from outcrop.errors import OutcropError
+from outcrop.runtime.machine import read_rates
+from outcrop.store.manifest import write_atomic
+
+AUTO = "auto"
+WAYS: dict[str, list[str]] = {
+    "packed": ["--mode", "packed"],
+    "online, spooled": ["--mode", "online"],
+    "online": ["--mode", "online", "--disk-space", "0"],
+    AUTO: [],
+}
+BARS = {"most": (0.95, 1.10), "all": (1.0, 1.25)}  # share of the cells, regret
+_BATCH_SIZE, _FANOUTS = 256, "10,5"
+_MOST_BATCHES = 4000  # of a training
+_SLOWEST = 3  # times the best way: no longer is waited for any other
+_LEAST_BYTES = 24 << 20  # of memory
+_NODES = {64: 2_000_000, 256: 2_000_000, 1024: 1_000_000, 4096: 250_000}  # by the bytes of a row
+_DISKS = ("its own", "a third", "a tenth", "random at a tenth")
+_FACTORS: dict[str, tuple[Any, ...]] = {
+    "row_bytes": tuple(_NODES),
+    "train": (0.01, 0.1, 0.6),
+    "memory": (0.03, 0.1, 0.3),
+    "disk": _DISKS,
+    "epochs": (1, 5, 30),
+    "new_batches": (True, False),
+    "skew": (0.0, 0.67),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Describes a cell of the grid; the default is its middle.
+
+    Attributes:
+        train: Share of the nodes that train.
+        memory: Budget as a share of the features.
+        disk: One of its own rate, slowed down, or slowed down in requests alone.
+        new_batches: Whether each epoch draws new batches; else the first epoch's are used again.
+    """
+
+    row_bytes: int = 256
+    train: float = 0.1
+    memory: float = 0.1
+    disk: str = "its own"
+    epochs: int = 5
+    new_batches: bool = True
+    skew: float = 0.67
+
+    @property
+    def name(self) -> str:
+        batches = "new batches" if self.new_batches else "the same batches"
+        return (
+            f"{self.row_bytes} B, {self.train:.0%} train, {self.memory:.0%} memory, disk {self.disk}, "
+            f"{self.epochs} epochs, {batches}, skew {self.skew:g}"
+        )
+
+    @property
+    def shape(self) -> GraphShape:
+        nodes = _NODES[self.row_bytes]
+        return GraphShape(
+            f"regimes-{self.row_bytes}-{self.train:g}-{self.skew:g}",
+            nodes=nodes,
+            edges=15 * nodes,
+            features=self.row_bytes // 4,
+            train_fraction=self.train,
+            eval_fraction=0.002,
+            skew=self.skew,
+        )
+
+    @property
+    def batches(self) -> int:
+        """Counts the batches of the whole training."""
+        return -(-int(self.shape.nodes * self.train) // _BATCH_SIZE) * self.epochs
+
+    @property
+    def memory_bytes(self) -> int:
+        return max(int(self.shape.feature_bytes * self.memory), _LEAST_BYTES)
+
+
+def cells(seed: int = 0) -> Iterator[Cell]:
+    """Yields every cell that does not take too long: those that differ from the middle in one factor first."""
+    middle, seen = Cell(), set()
+    near = [replace(middle, **{name: value}) for name, values in _FACTORS.items() for value in values]
+    rest = [Cell(*values) for values in product(*_FACTORS.values())]
+    random.Random(seed).shuffle(rest)
+    for cell in [middle, *near, *rest]:
+        if cell not in seen and cell.batches <= _MOST_BATCHES:
+            seen.add(cell)
+            yield cell
+
+
+def run(folder: Path, count: int, rounds: int, log: Log) -> dict[str, Any]:
+    """Measures the first ``count`` cells, those that were measured before as they were."""
+    kept = folder / "regimes.json"
+    done: dict[str, Any] = json.loads(kept.read_text()) if kept.is_file() else {}
+    chosen = [cell for cell, _ in zip(cells(), range(count), strict=False)]
+    for number, cell in enumerate(chosen):
+        if cell.name not in done:
+            log(f"cell {number + 1} of {len(chosen)}: {cell.name}")
+            done[cell.name] = _measure(folder, cell, rounds, log)
+            write_atomic(kept, json.dumps(done, indent=1).encode())
+    found = {cell.name: done[cell.name] for cell in chosen}
+    return {"experiment": "regimes", "factors": {k: list(v) for k, v in _FACTORS.items()}, **summary(found)}
+
+
+def summary(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the table, and how often ``auto`` is how far from the best way."""
+    regrets = {name: cell["regret"] for name, cell in found.items() if cell["regret"] is not None}
+    shares = {
+        name: sum(one <= regret for one in regrets.values()) / max(len(regrets), 1)
+        for name, (_, regret) in BARS.items()
+    }
+    held = all(shares[name] >= share for name, (share, _) in BARS.items())
+    return {
+        "cells": dict(found),
+        "shares": shares,
+        "most_regret": max(regrets.values(), default=None),
+        "holds": held,
+        "columns": ["cell", *WAYS, "best", "regret"],
+        "rows": [
+            [
+                name,
+                *("-" if (s := cell["seconds"][way]) is None else f"{s:.1f} s" for way in WAYS),
+                cell["best"] or "-",
+                "-" if cell["regret"] is None else f"{cell['regret']:.2f}",
+            ]
+            for name, cell in found.items()
+        ],
+        "says": f"auto is within 1.10 of the best way in {shares['most']:.0%} of {len(regrets)} cells, within 1.25 in "
+        f"{shares['all']:.0%}",
+    }
+
+
+def _measure(folder: Path, cell: Cell, rounds: int, log: Log) -> dict[str, Any]:
+    graph = ensure_graph(folder, cell.shape, log)
+    small = ensure_graph(folder, replace(cell.shape, name="regimes-start", nodes=1000, edges=5000), log)
+    paced = _paced(graph, cell.disk)
+    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    starts, said, problems = [], "", {}
+    for _ in range(rounds):
+        starts.append(_train(small, cell, WAYS["packed"], paced)[0])
+        for way, options in WAYS.items():
+            known = [found[0] for one, found in times.items() if found and one != AUTO]
+            limit = _SLOWEST * min(known) if known and way != AUTO else None
+            if way in problems:
+                continue
+            try:
+                seconds, result = _train(graph, cell, options, paced, limit)
+            except subprocess.TimeoutExpired:
+                problems[way] = f"stopped after {limit:.1f} s"
+            except OutcropError as error:
+                problems[way] = str(error)
+            else:
+                times[way].append(seconds)
+                if way == AUTO:
+                    said = f"{result['mode']}: {result['chosen']}"
+    start = median(starts)
+    seconds = {way: max(median(found) - start, 0.0) if found else None for way, found in times.items()}
+    ways = {way: s for way, s in seconds.items() if way != AUTO and s is not None}
+    best = min(ways, key=lambda way: ways[way]) if ways else None
+    mine = seconds[AUTO]
+    regret = None if best is None or mine is None else mine / ways[best]
+    return {
+        "cell": asdict(cell),
+        "memory_bytes": cell.memory_bytes,
+        "start_seconds": start,
+        "seconds": seconds,
+        "all_seconds": times,
+        "best": best,
+        "regret": regret,
+        "auto": said,
+        "problems": problems,
+    }
+
+
+def _paced(graph: Path, disk: str) -> dict[str, str]:
+    """Returns the variables of the environment that make this disk one of another rate."""
+    if disk == "its own":
+        return {}
+    rates = read_rates(graph / "features.bin")
+    assert rates is not None
+    if disk == "random at a tenth":
+        return {"OUTCROP_IO_REQUESTS": str(int(rates["random_ops_per_s"] / 10))}
+    share = {"a third": 3, "a tenth": 10}[disk]
+    return {
+        "OUTCROP_IO_RATE": str(int(rates["sequential_bytes_per_s"] / share)),
+        "OUTCROP_IO_REQUESTS": str(int(rates["random_ops_per_s"] / share)),
+    }
+
+
+def _train(
+    graph: Path, cell: Cell, way: list[str], paced: dict[str, str], limit: float | None = None
+) -> tuple[float, dict[str, Any]]:
+    """Trains from nothing; returns the seconds of the whole command, and its result.
+
+    Raises:
+        subprocess.TimeoutExpired: It took longer than ``limit`` seconds.
+    """
+    made = graph.with_name(graph.name + ".run")
+    shutil.rmtree(made, ignore_errors=True)
+    command: list[str | Path] = [
+        "train",
+        graph,
+        *way,
+        "--model",
+        "sage",
+        "--hidden",
+        "64",
+        "--fanouts",
+        _FANOUTS,
+    ]
+    command += ["--batch-size", str(_BATCH_SIZE), "--memory", str(cell.memory_bytes)]
+    command += ["--epochs", str(cell.epochs), "--evaluate-every", str(cell.epochs)]
+    command += [] if cell.new_batches else ["--sample-epochs", "1"]
+    capped = cell.memory_bytes + ALLOWANCE_BYTES
+    started = time.perf_counter()
+    try:
+        done = outcrop(command, limit_bytes=capped, environment=paced, timeout_seconds=limit)
+        return time.perf_counter() - started, done.result
+    finally:
+        shutil.rmtree(made, ignore_errors=True)

@@ -1,0 +1,102 @@
+"""The grid of settings in which ways of training are compared: which cells, what is counted, and going on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outcrop.bench import regimes
+from outcrop.bench.graphs import GraphShape
+from outcrop.bench.regimes import AUTO, Cell
+from outcrop.errors import OutcropError
+
+
+def silent(text: str) -> None:
+    assert text
+
+
+def test_the_first_cells_differ_from_the_middle_in_one_factor_and_none_comes_twice():
+    every = list(regimes.cells())
+    assert every == list(regimes.cells())
+    assert len({cell.name for cell in every}) == len(every) > 100
+    assert every[0] == Cell()
+    for cell in every[1:12]:
+        assert sum(a != b for a, b in zip(vars(cell).values(), vars(Cell()).values(), strict=True)) == 1
+    assert all(cell.batches <= 4000 for cell in every)
+    assert {cell.disk for cell in every} == {"its own", "a third", "a tenth", "random at a tenth"}
+
+
+class Trainings:
+    """Stands for training: each way takes its seconds, or ends in what it raises."""
+
+    def __init__(self, seconds: dict[str, Any]):
+        self.seconds, self.limits, self.count = seconds, [], 0
+
+    def __call__(
+        self, graph: Path, cell: Cell, way: list[str], paced: dict[str, str], limit: float | None = None
+    ) -> tuple[float, dict[str, Any]]:
+        self.count += 1
+        if "start" in graph.name:
+            return 1.0, {}
+        name = next(name for name, options in regimes.WAYS.items() if options == way)
+        self.limits.append((name, limit))
+        if isinstance(found := self.seconds[name], Exception):
+            raise found
+        return found, {"mode": "packed", "chosen": "because"}
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def ensure(folder: Path, shape: GraphShape, log: object) -> Path:
+        return folder / f"{shape.name}.oc"
+
+    def run(seconds: dict[str, Any], count: int = 1, rounds: int = 3) -> tuple[dict[str, Any], Trainings]:
+        trainings = Trainings(seconds)
+        monkeypatch.setattr(regimes, "_train", trainings)
+        monkeypatch.setattr(regimes, "ensure_graph", ensure)
+        monkeypatch.setattr(regimes, "_paced", lambda graph, disk: {})
+        return regimes.run(tmp_path, count, rounds, silent), trainings
+
+    return run
+
+
+def test_regret_is_the_time_of_auto_over_that_of_the_best_way_without_starting(measured):
+    found, trainings = measured({"packed": 11.0, "online, spooled": 6.0, "online": 21.0, AUTO: 9.0})
+    (cell,) = found["cells"].values()
+    assert cell["seconds"] == {"packed": 10.0, "online, spooled": 5.0, "online": 20.0, AUTO: 8.0}
+    assert (cell["best"], cell["regret"]) == ("online, spooled", 1.6)
+    assert found["shares"] == {"most": 0.0, "all": 0.0}
+    assert not found["holds"]
+    assert trainings.limits[:4] == [
+        ("packed", None),
+        ("online, spooled", 33.0),
+        ("online", 18.0),
+        (AUTO, None),
+    ]
+
+
+def test_ways_that_fail_or_take_too_long_are_left_out_and_told(measured):
+    late = subprocess.TimeoutExpired("outcrop", 33.0)
+    failing = OutcropError("memory is too small")
+    found, trainings = measured({"packed": 11.0, "online, spooled": failing, "online": late, AUTO: 11.5})
+    (cell,) = found["cells"].values()
+    assert cell["seconds"] == {"packed": 10.0, "online, spooled": None, "online": None, AUTO: 10.5}
+    assert cell["regret"] == 1.05
+    assert found["holds"]
+    assert cell["problems"] == {"online, spooled": "memory is too small", "online": "stopped after 33.0 s"}
+    assert len([way for way, _ in trainings.limits if way == "online"]) == 1  # not in every round
+
+
+def test_the_same_command_goes_on_where_it_was_stopped(measured, tmp_path: Path):
+    seconds = {"packed": 11.0, "online, spooled": 6.0, "online": 21.0, AUTO: 6.0}
+    measured(seconds, count=2)
+    found, trainings = measured(dict.fromkeys(seconds, 3.0), count=3)
+    assert trainings.count == 3 * 5  # one cell more
+    assert [cell["best"] for cell in found["cells"].values()][:2] == ["online, spooled"] * 2
+    assert len(json.loads((tmp_path / "regimes.json").read_text())) == 3
+    assert [row[0] for row in found["rows"]] == [cell.name for cell in islice(regimes.cells(), 3)]
