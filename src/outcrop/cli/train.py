@@ -115,6 +115,7 @@ _OBJECTS = {
                 "batch_size",
                 "sampler",
                 "batch_dependency",
+                "replace",
                 "edge_rows",
             ),
             {"fanouts_by_type": ("--fanout",)},
