@@ -41,7 +41,7 @@ WAYS: dict[str, list[str]] = {
     AUTO: [],
 }
 BARS = {"most": (0.95, 1.10), "all": (1.0, 1.25)}  # share of the cells, regret
-_BATCH_SIZE, _FANOUTS = 256, "10,5"
+_FANOUTS = "10,5"
 _MOST_BATCHES = 4000  # of a training
 _SLOWEST = 3  # times the best way: no longer is waited for any other
 _LEAST_BYTES = 24 << 20  # of memory
@@ -99,9 +99,14 @@ class Cell:
         )
 
     @property
+    def batch_size(self) -> int:
+        """Returns the seeds of a batch: few enough for its rows to fit the smallest budget."""
+        return 256 if self.row_bytes <= 1024 else 64
+
+    @property
     def batches(self) -> int:
         """Counts the batches of the whole training."""
-        return -(-int(self.shape.nodes * self.train) // _BATCH_SIZE) * self.epochs
+        return -(-int(self.shape.nodes * self.train) // self.batch_size) * self.epochs
 
     @property
     def memory_bytes(self) -> int:
@@ -240,7 +245,7 @@ def _train(
         "--fanouts",
         _FANOUTS,
     ]
-    command += ["--batch-size", str(_BATCH_SIZE), "--memory", str(cell.memory_bytes)]
+    command += ["--batch-size", str(cell.batch_size), "--memory", str(cell.memory_bytes)]
     command += ["--epochs", str(cell.epochs), "--evaluate-every", str(cell.epochs)]
     command += [] if cell.new_batches else ["--sample-epochs", "1"]
     capped = cell.memory_bytes + ALLOWANCE_BYTES
