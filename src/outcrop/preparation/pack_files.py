@@ -6,15 +6,16 @@ See preparation/pack.py for how they are used.
 from __future__ import annotations
 
 import io
+import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
 import outcrop._core as _core
-from outcrop.runtime import memory_tables
+from outcrop.errors import IoError
+from outcrop.runtime import memory_tables, threads
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
@@ -416,29 +417,45 @@ class SyncInBackground:
 
     def __init__(self, journal: Journal):
         self._journal = journal
-        self._thread = ThreadPoolExecutor(1, "outcrop-sync")
-        self._pending: Future[None] | None = None
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
 
     def __enter__(self) -> SyncInBackground:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._thread.shutdown()
+        if self._thread is not None:
+            self._thread.join()
 
     def begin(self, sync: Callable[[], None]) -> None:
         """Begins ``sync``, after which what the journal says now holds; waits for the one before it.
+
+        Where the system refuses another thread, it is done when this returns.
 
         Raises:
             IoError: The one before it failed.
         """
         self.wait()
-        self._pending = self._thread.submit(self._run, sync, self._journal.content())
+        work = sync, self._journal.content()
+        thread = threading.Thread(target=self._run, args=work, name="outcrop-sync")
+        try:
+            threads.start([thread])
+        except IoError:
+            self._run(*work)
+        else:
+            self._thread = thread
 
     def _run(self, sync: Callable[[], None], content: bytes) -> None:
-        sync()
-        self._journal.write(content)
+        try:
+            sync()
+            self._journal.write(content)
+        except BaseException as error:
+            self._error = error  # for the thread that packs
 
     def wait(self) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,3 +107,17 @@ def test_the_journal_says_what_held_when_writing_out_began(tmp_path: Path) -> No
     again = Journal(tmp_path / "journal.npz", "key", [2], 1)
     assert again.load()
     assert again.files[0].crc.tolist() == [5, 5]
+
+
+def test_without_another_thread_it_is_written_out_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    journal, done = Journal(tmp_path / "journal.npz", "key", [1], 1), []
+    with SyncInBackground(journal) as syncing:
+        syncing.begin(lambda: done.append(1))
+        assert done == [1]
+        assert Journal(tmp_path / "journal.npz", "key", [1], 1).load()
