@@ -120,10 +120,24 @@ class RecordFiles:
         if group:
             yield group
 
-    def read_group(self, group: list[int], starts: np.ndarray, lengths: np.ndarray, out: np.ndarray) -> None:
-        """Reads ``lengths[i]`` bytes from ``starts[i]`` on in the file of a group, one after the other into ``out``."""
-        ends = np.cumsum(lengths)
-        self._io.submit_reads(self.of(group[0]).file, starts, lengths, out, ends - lengths).wait()
+    def in_turn(
+        self, records: Sequence[int], starts: np.ndarray, sizes: np.ndarray, buffer: np.ndarray
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """Yields (record, bytes that were read of it) for ``records`` in order; bytes hold until the next is asked for.
+
+        Small pieces are read several at a time, for a read takes as long whatever it reads.
+
+        Args:
+            starts, sizes: The piece of each record of the files, by where it begins in its file: int64 [n].
+            buffer: uint8, at least as large as the largest piece.
+        """
+        for group in self.groups(records, sizes, len(buffer)):
+            lengths = sizes[group]
+            ends = np.cumsum(lengths)
+            file = self.of(group[0]).file
+            self._io.submit_reads(file, starts[group], lengths, buffer, ends - lengths).wait()
+            for record, end, length in zip(group, ends.tolist(), lengths.tolist(), strict=True):
+                yield record, buffer[end - length : end]
 
     def of(self, record: int) -> DiskArray:
         """Returns the file that ``record`` lies in.

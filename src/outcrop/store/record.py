@@ -110,7 +110,7 @@ class RecordSizes:
     @classmethod
     def of(cls, graph: BatchGraph, tables: Sequence[AddressTable] = ()) -> RecordSizes:
         """Counts what the record of ``graph`` holds."""
-        edges, distinct = graph.edges, _has_distinct(graph)
+        edges = graph.edges
         return cls(
             graph.hops,
             [len(nodes.ids) for nodes in graph.nodes],
@@ -123,7 +123,7 @@ class RecordSizes:
             graph.degree is not None,
             _weights_of(graph) is not None,
             graph.weight_sums is not None,
-            distinct,
+            any(one.distinct is not None for one in edges),
         )
 
     @property
@@ -161,10 +161,6 @@ class RecordSizes:
         if self.weight_sums:
             count = count + sum(self.nodes) * 16
         return count + self.label_edges * 8 + _aligned(self.label_edges * 4)
-
-
-def _has_distinct(graph: BatchGraph) -> bool:
-    return any(edges.distinct is not None for edges in graph.edges)
 
 
 def _recorded_positions(edges: Edges) -> np.ndarray | None:

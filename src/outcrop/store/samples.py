@@ -189,22 +189,15 @@ class SampleSection:
         return self._checked(batch, buffer[:count])
 
     def in_turn(self, batches: Sequence[int], runtime: Runtime, tag: str) -> Iterator[np.ndarray]:
-        """Yields what :meth:`read_ids` gives for each of ``batches``; valid until the next one is asked for.
-
-        Those of several small batches are read at a time, for a read takes as long whatever it reads.
+        """Returns what :meth:`read_ids` gives for each of ``batches``; valid until the next one is asked for.
 
         Args:
-            runtime: Whose memory is used.
+            runtime: Whose memory is used, from now on.
             tag: What that is called in the budget.
         """
         buffer = runtime.budget.empty(tag, max(self.buffer_bytes, _bytes_at_a_time(runtime)))
-        sizes = self.num_rows * self.id_bytes
-        for group in self._samples.files.groups(batches, sizes, len(buffer)):
-            self._samples.files.read_group(group, self._starts[group], sizes[group], buffer)
-            end = 0
-            for batch in group:
-                begin, end = end, end + int(sizes[batch])
-                yield self._checked(batch, buffer[begin:end])
+        pieces = self._samples.files.in_turn(batches, self._starts, self.num_rows * self.id_bytes, buffer)
+        return (self._checked(batch, read) for batch, read in pieces)
 
     def _checked(self, batch: int, read: np.ndarray) -> np.ndarray:
         ids = read.view(f"<i{self.id_bytes}")
@@ -410,20 +403,15 @@ class SampleSet:
         return start + sum(every.ids_bytes(self.id_bytes)[:before])
 
     def in_turn(self, batches: Sequence[int], runtime: Runtime, tag: str) -> Iterator[BatchGraph]:
-        """Yields what :meth:`read` gives for each of ``batches``; several small ones are read at a time.
+        """Returns what :meth:`read` gives for each of ``batches``.
 
         Args:
-            runtime: Whose memory is used.
+            runtime: Whose memory is used, from now on.
             tag: What that is called in the budget.
         """
-        sizes = np.diff(self.offsets)
         buffer = runtime.budget.empty(tag, max(self.max_record_bytes, _bytes_at_a_time(runtime)))
-        for group in self.files.groups(batches, sizes, len(buffer)):
-            self.files.read_group(group, self.files.starts[group], sizes[group], buffer)
-            end = 0
-            for batch in group:
-                begin, end = end, end + int(sizes[batch])
-                yield self.decode(buffer[begin:end], self.where(batch))[0]
+        pieces = self.files.in_turn(batches, self.files.starts, np.diff(self.offsets), buffer)
+        return (self.decode(read, self.where(batch))[0] for batch, read in pieces)
 
     def read(self, batch: int, buffer: np.ndarray) -> BatchGraph:
         """Reads the graph of ``batch`` through ``buffer``, uint8 of at least ``max_record_bytes``."""
