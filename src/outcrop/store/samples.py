@@ -50,7 +50,7 @@ from outcrop.store.record_contents import Bounds
 FORMAT, VERSIONS = "outcrop.sample", (1, 2, 3, 4, 6, 8)
 
 
-def version_of(typed: bool, parts: int, distinct: bool = False) -> int:
+def version_of(typed: bool, parts: int, distinct: bool) -> int:
     """Returns the version of a sample set; ``distinct``: records say which row each edge has."""
     return 1 + typed + 2 * (parts > 1) + 4 * distinct
 
