@@ -138,7 +138,10 @@ class Runtime:
 
 def _pace_of(name: str) -> int:
     """Returns the limit that variable ``name`` of the environment sets on every engine, for benchmarks; 0: none."""
-    return parse_size(os.environ[name]) if name in os.environ else 0
+    try:
+        return parse_size(os.environ.get(name, 0))
+    except ArgumentError as error:
+        raise ArgumentError(f"variable {name} of the environment: {error}") from None
 
 
 def _io_options(config: IoConfig, faults: _core.FaultPlan | None) -> _core.IoOptions:

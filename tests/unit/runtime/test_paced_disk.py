@@ -10,6 +10,7 @@ import pytest
 
 import outcrop._core as _core
 from outcrop.config import IoConfig
+from outcrop.errors import ArgumentError
 from outcrop.runtime.runtime import Runtime
 
 
@@ -35,3 +36,11 @@ def test_jobs_take_no_less_than_the_rates_say(
     assert seconds_of(path, 50) >= 0.5
     monkeypatch.delenv(name)
     assert seconds_of(path, 50, IoConfig(requests_per_second=250)) >= 0.2
+
+
+def test_a_rate_that_is_none_is_refused_by_the_name_of_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTCROP_IO_RATE", "fast")
+    with pytest.raises(
+        ArgumentError, match="variable OUTCROP_IO_RATE of the environment: size 'fast' is not"
+    ):
+        Runtime()
