@@ -187,13 +187,15 @@ def be_the_command(
     except BaseException:
         traceback.print_exc()
     finally:
-        with contextlib.suppress(BaseException):
-            threading._shutdown()  # type: ignore[attr-defined]
-            atexit._run_exitfuncs()
-            sys.stdout.flush()
-            sys.stderr.flush()
-        end()
-        os._exit(status)
+        try:
+            with contextlib.suppress(BaseException):
+                threading._shutdown()  # type: ignore[attr-defined]
+                atexit._run_exitfuncs()
+                sys.stdout.flush()
+                sys.stderr.flush()
+            end()
+        finally:  # whatever comes: what follows is for the parent alone
+            os._exit(status)
 
 
 def wrong_of(ended: Ended, made: bool, job: Job) -> str:

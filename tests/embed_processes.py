@@ -74,6 +74,12 @@ def scripted(world: int, run: Path, units: int = 0, *options: str, groups: int =
     return ended([*start, str(SCRIPT), str(run), str(groups), str(units)], **variables)
 
 
+def stopped(world: int, run: Path, units: int, **variables: str) -> None:
+    """Has the training of :func:`scripted` end by itself before a process trains more than so many units."""
+    done = scripted(world, run, units, **variables)
+    assert "stopped on purpose" in done.stderr, done.stderr  # all of it: what else it ended by
+
+
 def assert_equal(found: dict[str, Any], want: dict[str, Any]) -> None:
     np.testing.assert_array_equal(found["nodes"], want["nodes"])
     np.testing.assert_array_equal(found["relations"], want["relations"])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import outcrop as oc
-from embed_processes import GROUPS, assert_equal, scripted, trained
+from embed_processes import GROUPS, assert_equal, scripted, stopped, trained
 from embed_support import knowledge_graph, random_triples, table_of
 from outcrop.embed.checkpoint import CHECKPOINT, FOLDER
 from outcrop.errors import ArgumentError, BudgetError, ChecksumError, FormatError
@@ -117,8 +117,7 @@ def test_other_machines_go_on_from_the_copy_alone(
     run: Path, want: dict[str, Any], store: Store, renewed: Callable[[], Path], worlds: tuple[int, int]
 ) -> None:
     uri = store("copy")
-    done = scripted(worlds[0], run, 20, COPY=uri)
-    assert "stopped on purpose" in done.stderr
+    stopped(worlds[0], run, 20, COPY=uri)
     renewed()
     found = trained(worlds[1], run, "--checkpoint-copy", uri, groups=None)  # as the copy has it
     assert_equal(found, want)
@@ -133,8 +132,8 @@ def test_what_moved_from_process_to_process_is_copied_when_it_changes(
 ) -> None:
     """The files of all are there; the copy is that of the second, which is lost after a round."""
     uri, after_a_round = store("copy"), 1 + GROUPS // worlds[1]
-    assert "stopped on purpose" in scripted(worlds[0], run, 20, COPY=uri).stderr
-    assert "stopped on purpose" in scripted(worlds[1], run, after_a_round, COPY=uri).stderr
+    stopped(worlds[0], run, 20, COPY=uri)
+    stopped(worlds[1], run, after_a_round, COPY=uri)
     renewed()
     assert_equal(trained(1, run, "--checkpoint-copy", uri), want)
 
@@ -187,7 +186,7 @@ def test_killed_while_it_fetches(
     run: Path, want: dict[str, Any], store: Store, renewed: Callable[[], Path], world: int
 ) -> None:
     uri = store("copy")
-    assert "stopped on purpose" in scripted(world, run, 20, COPY=uri).stderr
+    stopped(world, run, 20, COPY=uri)
     shutil.rmtree(run / FOLDER) if world == 1 else renewed()
     assert scripted(world, run, COPY=uri, KILLED_IN_COPY="load 3").returncode != 0
     assert_equal(trained(world, run, "--checkpoint-copy", uri), want)
@@ -197,7 +196,7 @@ def test_killed_while_it_fetches(
 def test_a_file_is_lost_while_its_checkpoint_is_there(run: Path, want: dict[str, Any], store: Store) -> None:
     """Killed while slices come, which then are in a file of the name that the checkpoint has."""
     uri = store("copy")
-    assert "stopped on purpose" in scripted(1, run, 20, COPY=uri).stderr
+    stopped(1, run, 20, COPY=uri)
     (run / FOLDER / "tables.bin").unlink()
     assert scripted(1, run, COPY=uri, KILLED_IN_COPY="load 3").returncode == -signal.SIGKILL
     assert_equal(trained(1, run, "--checkpoint-copy", uri), want)

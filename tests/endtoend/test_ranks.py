@@ -177,7 +177,7 @@ def test_another_number_of_ranks_goes_on(
         done = ended(
             torchrun(int(world), str(SCRIPT), str(graph), str(run), str(tmp_path / "ckpt"), str(updates)),
         )
-        assert "stopped on purpose" in done.stdout + done.stderr
+        assert "stopped on purpose" in done.stderr, done.stderr
     found = trained(1, graph, tmp_path, "--run", str(run), steps=None)
     assert_equal(found, want)
 
@@ -188,7 +188,8 @@ def test_ranks_go_on_from_a_checkpoint_after_so_many_steps(
 ) -> None:
     """Of six steps an epoch, the fourth of the second one: two of two, and nine are done."""
     command = [*torchrun(2), str(SCRIPT), str(graph), str(run), str(tmp_path / "ckpt"), "9"]
-    assert "stopped on purpose" in ended(command, ENVIRONMENT | {"STEPS": "2"}).stderr
+    done = ended(command, ENVIRONMENT | {"STEPS": "2"})
+    assert "stopped on purpose" in done.stderr, done.stderr
     meta = checkpoints.read(tmp_path / "ckpt" / checkpoints.LAST).meta
     assert (meta.epochs_done, meta.partial["batch"]) == (1, 8)
     found = trained(2, graph, tmp_path, "--run", str(run), "--checkpoint-steps", "2")
@@ -341,7 +342,8 @@ def test_a_plan_for_several_processes_is_that_of_one_with_a_part_each(graph: Pat
 def test_a_rank_that_sees_an_older_checkpoint_is_found(graph: Path, run: Path, tmp_path: Path) -> None:
     """File systems of a network may show what a file was some seconds ago."""
     start = [*torchrun(2), str(SCRIPT), str(graph), str(run), str(tmp_path / "ckpt"), "8"]
-    assert "stopped on purpose" in ended(start).stderr
+    done = ended(start)
+    assert "stopped on purpose" in done.stderr, done.stderr
     stale = ended([*start[:-1], "0"], ENVIRONMENT | {"WRONG": "stale"})
     assert stale.returncode != 0
     assert re.search(

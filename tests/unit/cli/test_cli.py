@@ -203,6 +203,18 @@ def test_signals_while_a_library_is_imported_are_not_lost(
     assert (ended.returncode, ended.stdout, ended.stderr) == (status, *said)
 
 
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_that_was_put_off_until_after_the_end_is_dropped(tmp_path: Path, name: str) -> None:
+    """The command did what was asked, and Python is ending: an exception has nowhere to go there."""
+    (tmp_path / "library.py").write_text(f"import signal; signal.raise_signal(signal.{name})")
+    code = (
+        f"import sys, time; sys.path.insert(0, {str(tmp_path)!r})\nfrom outcrop.cli import interruptions\n"
+        "interruptions.install()\nimport library\ninterruptions.end_at_once()\ntime.sleep(0.1)\nprint('over')"
+    )
+    ended = python(code)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "over\n", "")
+
+
 GO_ON = "interrupted; nothing finished is lost: run the same command again to go on\n"
 
 
