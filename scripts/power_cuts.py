@@ -33,7 +33,17 @@ from pathlib import Path
 import fail_calls
 from fail_calls import BESIDE, Ended, Job, differences
 
-from logged_disk import Entry, logged, loop, make_image, mounted, read_log, why_not, write_crashed
+from logged_disk import (
+    XFS_OPTIONS,
+    Entry,
+    logged,
+    loop,
+    make_image,
+    mounted,
+    read_log,
+    why_not,
+    write_crashed,
+)
 
 MIB = 1 << 20
 
@@ -50,7 +60,7 @@ class System:
 SYSTEMS = {
     "ext4": System("ext4", 64 * MIB, ""),
     "ext4-loose": System("ext4", 64 * MIB, "data=writeback,noauto_da_alloc,commit=300"),
-    "xfs": System("xfs", 320 * MIB, ""),
+    "xfs": System("xfs", 320 * MIB, XFS_OPTIONS),
 }
 
 

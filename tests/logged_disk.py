@@ -29,6 +29,8 @@ _ENTRY = struct.Struct("<qq")  # where and how many bytes; -1: flushed
 _REQUEST, _REPLY = struct.Struct("<IIQQIIIHH"), struct.Struct("<IiQ")
 _WRITE_BYTES = 1 << 20
 _ROOT, _DISK = 1, 2
+# Copies of an image have its UUID, and the last one stays mounted where a mount namespace was begun meanwhile.
+XFS_OPTIONS = "nouuid"
 
 
 class _Asked(IntEnum):

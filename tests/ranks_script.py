@@ -21,7 +21,9 @@ def stopping(self, batches, numbers=()):
     count += 1
     if count > int(UPDATES) > 0:
         if "KILLED_RANK" not in os.environ:
-            print("stopped on purpose", file=sys.stderr, flush=True)  # torchrun may end it before it says more
+            print(
+                "stopped on purpose", file=sys.stderr, flush=True
+            )  # torchrun may end it before it says more
             raise RuntimeError("stopped on purpose")
         mark = Path(os.environ["KILLED_MARK"])
         if int(os.environ["KILLED_RANK"]) == RANK and not mark.exists():

@@ -17,7 +17,7 @@ import logged_disk
 from artifact_support import script_output
 
 KINDS = {"ext4": 64 << 20, "xfs": 320 << 20}
-LOOSE = {"ext4": "data=writeback,noauto_da_alloc,commit=300", "xfs": ""}
+LOOSE = {"ext4": "data=writeback,noauto_da_alloc,commit=300", "xfs": logged_disk.XFS_OPTIONS}
 OLD, NEW = b"old" * 1000, b"new" * 10_000
 
 
