@@ -26,6 +26,18 @@ size_t find_checked(Ids table, Array1<const Id> ids, Array1<int32_t> positions, 
                      positions.data(), rows.data());
 }
 
+PackStreams tailed_streams(Ids out_offset, Bytes tails, Array1<int64_t> written) {
+  PackStreams streams;
+  streams.count = out_offset.size();
+  streams.out_offset = out_offset.data();
+  if (tails.size() == 0) return streams;
+  check_length("written", written.size(), streams.count);
+  streams.tail_bytes = tails.size() / std::max<size_t>(streams.count, 1);
+  streams.tails = reinterpret_cast<std::byte*>(tails.data());
+  streams.written = written.data();
+  return streams;
+}
+
 }  // namespace
 
 void bind_pack(nb::module_& m) {
@@ -72,17 +84,36 @@ void bind_pack(nb::module_& m) {
           "run",
           [](Scatter& self, ConstBytes data, int64_t first_row, int64_t rows, size_t stride, FileId ids_file,
              FileId out_file, FileId out_pages, Ids ids_offset, Ids ids_count, Ids out_offset,
-             Array1<uint32_t> crc) {
-            const size_t count = ids_offset.size();
-            if (ids_count.size() != count || out_offset.size() != count || crc.size() != count ||
-                data.size() < static_cast<size_t>(rows) * stride)
+             Array1<uint32_t> crc, Bytes tails, Array1<int64_t> written) {
+            if (ids_count.size() != ids_offset.size() || out_offset.size() != ids_offset.size() ||
+                crc.size() != ids_offset.size() || data.size() < static_cast<size_t>(rows) * stride)
               throw Error(ErrorKind::argument, "the arrays of a packing step differ in length");
+            PackStreams streams = tailed_streams(out_offset, tails, written);
+            streams.ids_offset = ids_offset.data();
+            streams.ids_count = ids_count.data();
+            streams.crc = crc.data();
             nb::gil_scoped_release release;
             self.run({reinterpret_cast<const std::byte*>(data.data()), first_row, rows}, ids_file, out_file,
-                     out_pages, {count, ids_offset.data(), ids_count.data(), out_offset.data(), crc.data()});
+                     out_pages, streams);
           },
           "data"_a, "first_row"_a, "rows"_a, "stride"_a, "ids_file"_a, "out_file"_a, "out_pages"_a,
-          "ids_offset"_a, "ids_count"_a, "out_offset"_a, "crc"_a);
+          "ids_offset"_a, "ids_count"_a, "out_offset"_a, "crc"_a, "tails"_a, "written"_a)
+      .def(
+          "write_tails",
+          [](Scatter& self, FileId out_file, Ids out_offset, Bytes tails, Array1<int64_t> written) {
+            const PackStreams streams = tailed_streams(out_offset, tails, written);
+            nb::gil_scoped_release release;
+            self.write_tails(out_file, streams);
+          },
+          "out_file"_a, "out_offset"_a, "tails"_a, "written"_a)
+      .def(
+          "read_tails",
+          [](Scatter& self, FileId out_file, Ids out_offset, Bytes tails, Array1<int64_t> written) {
+            const PackStreams streams = tailed_streams(out_offset, tails, written);
+            nb::gil_scoped_release release;
+            self.read_tails(out_file, streams);
+          },
+          "out_file"_a, "out_offset"_a, "tails"_a, "written"_a);
 }
 
 }  // namespace outcrop

@@ -9,12 +9,6 @@
 #include "base/text.h"
 
 namespace outcrop {
-namespace {
-
-constexpr size_t kDirectBytes = 64 << 10;  // pieces from here on go past the page cache
-
-}  // namespace
-
 void Scatter::Output::wait() {
   for (auto* one : {&job, &pages_job}) {
     if (*one) (*one)->wait();
@@ -60,7 +54,9 @@ void Scatter::read_ids(FileId file, const PackStreams& streams, size_t begin, si
 
 void Scatter::run(const FeatureChunk& chunk, FileId ids_file, FileId out_file, FileId out_pages,
                   const PackStreams& streams) {
-  const bool past_cache = out_pages != out_file && out_[0].buffer.size() >= 2 * kDirectBytes + row_bytes_;
+  if (streams.tail_bytes && (streams.tail_bytes < kPageBytes ||
+                             out_[0].buffer.size() < streams.tail_bytes + kPageBytes + row_bytes_))
+    throw Error(ErrorKind::argument, "tails of streams have a page at least, and fit the output buffer");
   unsigned which = 0;
   size_t begin = 0, end = group_end(streams, 0);
   read_ids(ids_file, streams, begin, end, which);
@@ -71,12 +67,22 @@ void Scatter::run(const FeatureChunk& chunk, FileId ids_file, FileId out_file, F
     const std::byte* ids = ids_[which].data();
     for (size_t s = begin; s < end; ++s) {
       const int64_t count = streams.ids_count[s];
-      const bool direct = past_cache && static_cast<size_t>(count) * row_bytes_ >= kDirectBytes;
-      const Place place{out_file, out_pages, streams.out_offset[s], streams.crc[s], direct};
+      const bool tailed = streams.tail_bytes > 0;
+      const Place place{out_file,
+                        out_pages,
+                        streams.out_offset[s],
+                        streams.crc[s],
+                        tailed ? streams.tails + s * streams.tail_bytes : nullptr,
+                        streams.tail_bytes,
+                        tailed ? streams.written + s : nullptr};
+      const auto add = [&]<class Id>(const Id* first) {
+        Wanted<Id> wanted{chunk, first, count};
+        tailed ? append_to_tail(wanted, place) : append(wanted, place);
+      };
       if (id_bytes_ == 4)
-        append(chunk, reinterpret_cast<const int32_t*>(ids), count, place);
+        add(reinterpret_cast<const int32_t*>(ids));
       else
-        append(chunk, reinterpret_cast<const int64_t*>(ids), count, place);
+        add(reinterpret_cast<const int64_t*>(ids));
       ids += static_cast<size_t>(count) * id_bytes_;
     }
     begin = end;
@@ -88,55 +94,85 @@ void Scatter::run(const FeatureChunk& chunk, FileId ids_file, FileId out_file, F
 }
 
 template <class Id>
-void Scatter::append(const FeatureChunk& chunk, const Id* ids, int64_t count, Place place) {
-  size_t segment = begin_segment(place);
-  int64_t last = -1;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t row = static_cast<int64_t>(ids[i]) - chunk.first_row;
-    if (row <= last || row >= chunk.rows)
+void Scatter::gather(Wanted<Id>& wanted, int64_t rows, std::byte* out) const {
+  const FeatureChunk& chunk = wanted.chunk;
+  for (int64_t i = 0; i < rows; ++i, out += row_bytes_) {
+    const int64_t row = static_cast<int64_t>(wanted.ids[i]) - chunk.first_row;
+    if (row <= wanted.last || row >= chunk.rows)
       throw Error(ErrorKind::format, "the node ids of a mini-batch do not rise within a hop (node " +
-                                         std::to_string(ids[i]) +
+                                         std::to_string(wanted.ids[i]) +
                                          "): the samples are damaged; prepare the run again");
-    last = row;
-    if (out_[current_].used + row_bytes_ > out_[current_].buffer.size()) {
-      close_segment(segment, place);
+    wanted.last = row;
+    std::memcpy(out, chunk.data + static_cast<size_t>(row) * stride_, row_bytes_);
+  }
+  wanted.ids += rows;
+  wanted.count -= rows;
+}
+
+template <class Id>
+void Scatter::append(Wanted<Id> wanted, Place place) {
+  while (wanted.count > 0) {
+    if (room(out_[current_].used) == 0) flush();
+    Output& out = out_[current_];
+    const int64_t rows = std::min(wanted.count, room(out.used));
+    std::byte* data = out.buffer.data() + out.used;
+    const size_t bytes = static_cast<size_t>(rows) * row_bytes_;
+    gather(wanted, rows, data);
+    place.crc = crc32c(data, bytes, place.crc);
+    out.requests.push_back({place.file, static_cast<uint64_t>(place.offset), bytes, data});
+    out.used += bytes;
+    place.offset += static_cast<int64_t>(bytes);
+  }
+}
+
+template <class Id>
+void Scatter::append_to_tail(Wanted<Id> wanted, Place place) {
+  int64_t& written = *place.written;
+  auto held = static_cast<size_t>(place.offset - written);
+  while (wanted.count > 0) {
+    if (held + static_cast<size_t>(wanted.count) * row_bytes_ <= place.tail_bytes) {
+      const size_t bytes = static_cast<size_t>(wanted.count) * row_bytes_;
+      gather(wanted, wanted.count, place.tail + held);
+      place.crc = crc32c(place.tail + held, bytes, place.crc);
+      return;
+    }
+    // Pages of the buffer are pages of the file.
+    const size_t in_page = static_cast<size_t>(written) % kPageBytes;
+    size_t begin = align_up(out_[current_].used, kPageBytes) + in_page;
+    if (begin + place.tail_bytes + row_bytes_ > out_[current_].buffer.size()) {
       flush();
-      segment = begin_segment(place);
+      begin = in_page;
     }
     Output& out = out_[current_];
-    std::memcpy(out.buffer.data() + out.used, chunk.data + static_cast<size_t>(row) * stride_, row_bytes_);
-    out.used += row_bytes_;
+    std::byte* data = out.buffer.data() + begin;
+    std::memcpy(data, place.tail, held);
+    const int64_t rows = std::min(wanted.count, room(begin + held));
+    const size_t bytes = static_cast<size_t>(rows) * row_bytes_;
+    gather(wanted, rows, data + held);
+    place.crc = crc32c(data + held, bytes, place.crc);
+    out.used = begin + held + bytes;
+
+    const auto first = static_cast<uint64_t>(written), end = first + held + bytes;
+    const uint64_t pages = align_up(first, kPageBytes), stop = align_down(end, kPageBytes);
+    if (pages > first) out.requests.push_back({place.file, first, pages - first, data});
+    if (stop > pages) out.pages.push_back({place.pages, pages, stop - pages, data + (pages - first)});
+    held = end - stop;
+    std::memcpy(place.tail, data + (stop - first), held);
+    written = static_cast<int64_t>(stop);
   }
-  close_segment(segment, place);
 }
 
-// Pages of the buffer must be pages of the file where they go past the page cache.
-size_t Scatter::begin_segment(const Place& place) {
-  Output& out = out_[current_];
-  if (place.direct) {
-    const size_t in_page = static_cast<size_t>(place.offset) % kPageBytes;
-    out.used += (in_page + kPageBytes - out.used % kPageBytes) % kPageBytes;
+void Scatter::move_tails(IoOp op, FileId out_file, const PackStreams& streams) {
+  std::vector<IoRequest> requests;
+  for (size_t s = 0; s < streams.count; ++s) {
+    const int64_t held = streams.out_offset[s] - streams.written[s];
+    if (held < 0 || static_cast<size_t>(held) > streams.tail_bytes)
+      throw Error(ErrorKind::argument, "a stream has more to write than its tail holds");
+    if (held)
+      requests.push_back({out_file, static_cast<uint64_t>(streams.written[s]), static_cast<uint64_t>(held),
+                          streams.tails + s * streams.tail_bytes});
   }
-  return out.used;
-}
-
-void Scatter::close_segment(size_t segment_begin, Place& place) {
-  Output& out = out_[current_];
-  if (out.used <= segment_begin) return;
-  const size_t bytes = out.used - segment_begin;
-  std::byte* data = out.buffer.data() + segment_begin;
-  place.crc = crc32c(data, bytes, place.crc);
-  const auto begin = static_cast<uint64_t>(place.offset), end = begin + bytes;
-  const uint64_t first = place.direct ? align_up(begin, kPageBytes) : end;
-  const uint64_t stop = std::max(first, align_down(end, kPageBytes));
-  if (first >= end || stop == first) {
-    out.requests.push_back({place.file, begin, bytes, data});
-  } else {
-    if (first > begin) out.requests.push_back({place.file, begin, first - begin, data});
-    out.pages.push_back({place.pages, first, stop - first, data + (first - begin)});
-    if (end > stop) out.requests.push_back({place.file, stop, end - stop, data + (stop - begin)});
-  }
-  place.offset += static_cast<int64_t>(bytes);
+  if (!requests.empty()) io_->submit(op, std::move(requests))->wait();
 }
 
 // Starts writing the current buffer and goes on with the other one.

@@ -5,9 +5,10 @@
 // the current chunk is known. Rows are gathered into large write buffers; reading ids, gathering and writing
 // overlap.
 //
-// What a stream takes of a chunk is written in one piece. Of large pieces the whole pages go past the page cache,
-// which would copy them, hold them until they are on disk, and make everything else wait where memory is limited;
-// pieces of pages at both ends go through it, since the piece before or behind has the rest of the page.
+// A stream may have a tail: memory for what is not written yet. Then whole pages alone are written, each once, and
+// past the page cache, which would copy them, hold them until they are on disk, read those again that it had no room
+// for, and make everything else wait where memory is limited. Only the first and the last page of a stream, which its
+// neighbours share, go through it. Without a tail what a stream takes of a chunk is written at once, through the cache.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -25,6 +26,9 @@ struct PackStreams {
   const int64_t* ids_count = nullptr;
   const int64_t* out_offset = nullptr;  // where the first of their rows goes
   uint32_t* crc = nullptr;              // CRC-32C of what was appended so far; moved on
+  size_t tail_bytes = 0;                // of each stream's tail, at least a page; 0: there are none
+  std::byte* tails = nullptr;           // the bytes from written[s] to out_offset[s], at s * tail_bytes
+  int64_t* written = nullptr;           // where what was given to the disk ends; moved on
 };
 
 struct FeatureChunk {
@@ -36,10 +40,15 @@ class Scatter {
  public:
   Scatter(std::shared_ptr<BlockIo> io, Budget& budget, size_t row_bytes, size_t stride, unsigned id_bytes,
           size_t ids_buffer_bytes, size_t out_buffer_bytes);
-  // out_pages: the output file opened for whole pages, or out_file itself where nothing goes past the page cache.
+  // out_pages: the output file opened for whole pages; only streams with tails use it.
   // Throws Error(format) where a stream's ids leave the chunk or do not rise.
   void run(const FeatureChunk& chunk, FileId ids_file, FileId out_file, FileId out_pages,
            const PackStreams& streams);
+  // Writes the tails, which stay, or reads them; out_offset is where they end.
+  void write_tails(FileId out_file, const PackStreams& streams) {
+    move_tails(IoOp::write, out_file, streams);
+  }
+  void read_tails(FileId out_file, const PackStreams& streams) { move_tails(IoOp::read, out_file, streams); }
 
  private:
   struct Output {
@@ -51,17 +60,33 @@ class Scatter {
   };
   size_t group_end(const PackStreams& streams, size_t begin) const;
   void read_ids(FileId file, const PackStreams& streams, size_t begin, size_t end, unsigned which);
+  void move_tails(IoOp op, FileId out_file, const PackStreams& streams);
   // Where one stream writes.
   struct Place {
     FileId file, pages;
     int64_t offset;
     uint32_t& crc;
-    bool direct;  // its whole pages go to `pages`
+    std::byte* tail;  // null: there is none
+    size_t tail_bytes;
+    int64_t* written;
+  };
+  // Ids of one stream that fall in a chunk; gather() takes the next rows.
+  template <class Id>
+  struct Wanted {
+    const FeatureChunk& chunk;
+    const Id* ids;
+    int64_t count;
+    int64_t last = -1;
   };
   template <class Id>
-  void append(const FeatureChunk& chunk, const Id* ids, int64_t count, Place place);
-  size_t begin_segment(const Place& place);
-  void close_segment(size_t segment_begin, Place& place);
+  void gather(Wanted<Id>& wanted, int64_t rows, std::byte* out) const;
+  template <class Id>
+  void append(Wanted<Id> wanted, Place place);
+  template <class Id>
+  void append_to_tail(Wanted<Id> wanted, Place place);
+  int64_t room(size_t used) const {
+    return static_cast<int64_t>((out_[current_].buffer.size() - used) / row_bytes_);
+  }
   void flush();
 
   std::shared_ptr<BlockIo> io_;

@@ -3,10 +3,11 @@
 Source: DiskGNN section 5.2 (batched packing). The feature file is read once in large chunks; from each chunk
 every mini-batch takes its rows. The caches are filled in the same pass, as special mini-batches; so is the disk cache,
 block by block, each block by ascending node at first and put in its own order at the end. If the tables of all of them
-do not fit in the budget, they are packed in episodes, one pass each (preparation/pack_rows.py).
+do not fit in the budget, they are packed in episodes, one pass each (preparation/pack_rows.py). What a hop of a batch
+takes of a chunk waits in memory until whole pages can be written (core/pack/scatter.h).
 
-Resumable: after each chunk what was written is synced and a journal notes where to go on. Writing a chunk
-again writes the same bytes to the same places, so a kill at any moment leaves a run that continues to byte-
+Resumable: from time to time all that was taken is written and synced, and a journal notes where to go on. Writing a
+chunk again writes the same bytes to the same places, so a kill at any moment leaves a run that continues to byte-
 identical files. A block of the disk cache is first written further back than its place, by the size of a block: putting
 it in order reads there and writes to its place, and leaves what it read as it was until the next block is done.
 """

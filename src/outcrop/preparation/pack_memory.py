@@ -35,6 +35,10 @@ class PackBuffers:
     widths: tuple[int, ...]
     table_bytes: int
 
+    def has_room_for(self, tail_bytes: int, row_bytes: int, per_batch: int) -> bool:
+        """Tells whether streams can have tails, each batch of an episode taking ``per_batch`` bytes of the tables."""
+        return per_batch <= self.table_bytes and tail_bytes + PAGE_BYTES + row_bytes <= self.out_buffer
+
 
 def divide_memory(features: SequentialRows, id_bytes: int, has_caches: bool, free: int) -> PackBuffers:
     stride = features.spec.stride_bytes

@@ -22,6 +22,9 @@ from outcrop.store.samples import SampleSet
 
 _JOURNAL_EVERY_BYTES = 256 << 20
 _REREAD_SHARE = 16  # of what was written, one part at the most is read again because it left the page cache
+_TAIL_BYTES = tuple(PAGE_BYTES << n for n in range(5))
+# What a write costs besides its bytes: as much as reading so many, past the page cache and through it.
+_WRITE_COST, _CACHED_WRITE_COST = 16 << 10, 48 << 10
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,10 @@ class RowsPacker:
         first_rows = self._chunks.first_rows
         self._streams = RowStreams(placed, samples, starts, self._row_bytes, first_rows, runtime)
         self._num_blocks = len(placed.disk_blocks) - 1
-        self._episodes = list(self._cut_episodes())
-        self.num_episodes = len(self._episodes)
         self.num_streams = len(self._placement.packed_batches) * self.section.num_runs
+        self._tail_bytes = self._choose_tails()
+        self._episodes = list(self._cut_episodes(self._tail_bytes))
+        self.num_episodes = len(self._episodes)
         chunks = self._chunks.starts  # one, where there are no rows
         self.geometry = f"{len(chunks)}-{chunks[min(1, len(chunks) - 1)]}-{self.num_episodes}"
 
@@ -103,10 +107,34 @@ class RowsPacker:
             narrow = ids.astype(f"<i{self.section.id_bytes}")
             self._runtime.io.write(files.packed_ids, files.packed_ids_at(packed_batch), narrow.view(np.uint8))
 
-    def _cut_episodes(self) -> Iterator[_Episode]:
+    def _choose_tails(self) -> int:
+        """Chooses how many bytes of each stream are held until they are written together; 0: none.
+
+        Longer tails make fewer writes and more passes over the features, of which fewer streams fit one.
+        """
+        packed = int(self.placed.num_packed.sum()) * self._row_bytes
+        pieces = self.num_streams * max(len(self._chunks.starts) - 1, 1)
+        best, least = 0, sum(1 for _ in self._cut_episodes(0)) * self.features.spec.data_bytes
+        least += min(pieces, packed // self._row_bytes) * _CACHED_WRITE_COST
+        for tail in _TAIL_BYTES:
+            if not self._memory.has_room_for(tail, self._row_bytes, self._per_batch(tail)):
+                break
+            cost = sum(1 for _ in self._cut_episodes(tail)) * self.features.spec.data_bytes
+            cost += min(pieces, packed // tail) * _WRITE_COST
+            if cost < least:
+                best, least = tail, cost
+        return best
+
+    def _per_stream(self, tail_bytes: int) -> int:
+        return len(self._chunks.first_rows) * 4 + 64 + tail_bytes
+
+    def _per_batch(self, tail_bytes: int) -> int:
+        return self.section.num_runs * self._per_stream(tail_bytes)
+
+    def _cut_episodes(self, tail_bytes: int) -> Iterator[_Episode]:
         """Cuts the blocks of the disk cache, then the packed batches, so that the tables of an episode fit."""
-        per_stream = len(self._chunks.first_rows) * 4 + 64
-        per_batch, room = self.section.num_runs * per_stream, self._memory.table_bytes
+        per_stream = self._per_stream(0)  # of blocks
+        per_batch, room = self._per_batch(tail_bytes), self._memory.table_bytes
         if room < per_batch:
             raise BudgetError(
                 f"packing needs {least_bytes(2 * per_batch)} for its tables and has {exact_bytes(room)}; raise "
@@ -149,12 +177,13 @@ class RowsPacker:
                 runtime.progress.advance("pack", self.features.spec.data_bytes)
                 continue
             groups = [
-                *self._streams.of_batches(files, own, noted, episode.batches),
+                *self._streams.of_batches(files, own, noted, episode.batches, self._tail_bytes),
                 self._streams.of_blocks(own, episode.blocks),
             ]
             if episode.caches:
                 groups += self._streams.of_caches(own, noted)
             self._run_episode(files, journal, (number, at), groups, buffers, scatters)
+            del groups  # before those of the next one take their place
 
     def _run_episode(
         self,
@@ -170,8 +199,13 @@ class RowsPacker:
         start = journal.chunk if episode == journal.episode else 0
         self._runtime.progress.advance("pack", int(self._chunks.first_rows[start]) * self._stride)
         unsynced = written = 0
+        tailed = [group for group in groups if len(group.tails)]
         # Pages that are read again to go on, if they are dropped.
-        begun = PAGE_BYTES * sum(len(group.ids_start) for group in groups)
+        begun = PAGE_BYTES * sum(len(group.ids_start) for group in groups if not len(group.tails))
+        for group in tailed if start else ():
+            ends = group.ends(start, self._row_bytes)
+            group.written[:] = np.maximum(group.out_start, ends // PAGE_BYTES * PAGE_BYTES)
+            scatters[group.id_bytes].read_tails(group.out_file, ends, group.tails, group.written)
         with SyncInBackground(journal) as syncing:
             for chunk, data, first, rows in self._read_chunks(start, buffers):
                 with self._runtime.trace.span("pack-chunk", episode=episode, chunk=chunk):
@@ -181,13 +215,21 @@ class RowsPacker:
                 unsynced += len(data)
                 self._runtime.progress.advance("pack", len(data))
                 if unsynced >= min(_JOURNAL_EVERY_BYTES, self.features.spec.data_bytes // 8):
+                    self._write_tails(scatters, tailed, chunk + 1)
                     journal.file, journal.episode, journal.chunk = number, episode, chunk + 1
                     syncing.begin(partial(files.sync, own, drop=begun <= written // _REREAD_SHARE))
                     unsynced = written = 0
             syncing.wait()
+        self._write_tails(scatters, tailed, len(self._chunks.starts) - 1)
         files.sync(own)
         journal.file, journal.episode, journal.chunk = number, episode + 1, 0
         journal.save()
+
+    def _write_tails(self, scatters: dict[int, _core.Scatter], tailed: list[Streams], chunk: int) -> None:
+        """Writes what streams hold of the chunks before ``chunk``."""
+        for group in tailed:
+            ends = group.ends(chunk, self._row_bytes)
+            scatters[group.id_bytes].write_tails(group.out_file, ends, group.tails, group.written)
 
     def _scatter(
         self, scatter: _core.Scatter, group: Streams, chunk: int, data: np.ndarray, first: int, rows: int
@@ -204,8 +246,10 @@ class RowsPacker:
             group.out_pages,
             group.ids_start + before * group.id_bytes,
             counts,
-            group.out_start + before * self._row_bytes,
+            group.ends(chunk, self._row_bytes),
             group.crc,
+            group.tails,
+            group.written,
         )
 
     def order_disk_cache(self, files: OutputFiles, journal: Journal, number: int) -> None:

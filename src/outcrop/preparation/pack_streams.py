@@ -6,7 +6,7 @@ A stream is what one hop of a packed batch wants, a block of the disk cache, or 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -24,12 +24,14 @@ class Streams:
 
     Attributes:
         ids_file, out_file: Those files.
-        out_pages: The latter for whole pages, past the page cache; the same again: nothing goes past it.
+        out_pages: The latter for whole pages, past the page cache, which only streams with tails write.
         ids_start: Byte where the ids of each stream begin: int64 [streams].
         bounds: Ids of each stream before each chunk: int32 [streams, chunks + 1].
         out_start: Byte where the rows of each stream go to: int64 [streams].
         id_bytes: Bytes of an id.
-        crc: Checksum of what each stream has written so far: uint32 [streams].
+        crc: Checksum of what each stream has appended so far: uint32 [streams].
+        tails: What each stream has not written yet, as many bytes of each: flat uint8; empty: all is written at once.
+        written: Byte up to which each stream that has a tail is written: int64 [streams].
     """
 
     ids_file: int
@@ -40,6 +42,12 @@ class Streams:
     out_start: np.ndarray
     id_bytes: int
     crc: np.ndarray
+    tails: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
+    written: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    def ends(self, chunk: int, row_bytes: int) -> np.ndarray:
+        """Returns the byte where the rows of each stream of the chunks before ``chunk`` end: int64 [streams]."""
+        return self.out_start + self.bounds[:, chunk].astype(np.int64) * row_bytes
 
 
 class RowStreams:
@@ -76,15 +84,17 @@ class RowStreams:
         return record.shift_bytes(wanted, int(self._placed.num_packed[packed_batch]), self._row_bytes)
 
     def of_batches(
-        self, outputs: OutputFiles, files: RowsFiles, noted: RowsJournal, batches: range
+        self, outputs: OutputFiles, files: RowsFiles, noted: RowsJournal, batches: range, tail_bytes: int = 0
     ) -> Iterator[Streams]:
-        """Yields the streams of packed ``batches``, those of each file of records together."""
+        """Yields the streams of packed ``batches``, those of each file of records together, each with a tail."""
         for first, stop in pairwise(self._placed.placement.part_bounds.tolist()):
             own = range(max(first, batches.start), min(stop, batches.stop))
             if own:
-                yield self._of_part(outputs, files, noted, own)
+                yield self._of_part(outputs, files, noted, own, tail_bytes)
 
-    def _of_part(self, outputs: OutputFiles, files: RowsFiles, noted: RowsJournal, batches: range) -> Streams:
+    def _of_part(
+        self, outputs: OutputFiles, files: RowsFiles, noted: RowsJournal, batches: range, tail_bytes: int = 0
+    ) -> Streams:
         section, placed, hops = self._section, self._placed, self._section.num_runs
         count = len(batches) * hops
         bounds = self._bounds(count)
@@ -114,6 +124,10 @@ class RowStreams:
             out_start,
             section.id_bytes,
             crc,
+            self._runtime.budget.empty("pack-tails", count * tail_bytes)
+            if tail_bytes
+            else np.zeros(0, np.uint8),
+            out_start.copy(),
         )
 
     def of_blocks(self, files: RowsFiles, blocks: range) -> Streams:

@@ -131,7 +131,12 @@ PACK_OUT = _part(
     "rows being written", "In up to four buffers.", 1, 16, Of.PART, most=32 * _MIB, copies=4, within=PASS.name
 )
 PACK_TABLES = _part(
-    "tables of batches", "Where each batch's rows of each chunk go.", 1, 2, Of.REST, within=PASS.name
+    "tables of batches",
+    "Where each batch's rows of each chunk go, and those that wait to be written together.",
+    1,
+    2,
+    Of.REST,
+    within=PASS.name,
 )
 DISK_CACHE_GROUP = _part(
     "batches of the disk cache", "Batches whose rows in the disk cache are looked up together.", 1, 4

@@ -16,6 +16,7 @@ from outcrop import _core
 from outcrop.config import IoConfig, PlanConfig
 from outcrop.errors import ChecksumError
 from outcrop.preparation import pack as packing
+from outcrop.preparation import pack_rows
 from outcrop.preparation.pack_files import OutputFiles, RowsFiles, SyncInBackground
 from outcrop.preparation.pack_rows import RowsPacker
 from outcrop.runtime import memory_tables
@@ -366,7 +367,57 @@ def test_whole_pages_of_large_pieces_go_past_the_page_cache(
     assert found["past"] < 0.5
 
 
-@pytest.mark.parametrize("memory", ["280KiB", "420KiB"])
+@pytest.mark.exact_io
+@pytest.mark.parametrize("pages", [0, 1, 2, 8])
+@pytest.mark.parametrize(
+    ("width", "dtype"), [(100, "float32"), (1, "int8"), (343, "float16"), (5001, "int8")]
+)
+def test_what_streams_hold_until_it_is_written_changes_nothing(
+    tmp_path: Path, make_runtime: Make, monkeypatch: pytest.MonkeyPatch, width: int, dtype: str, pages: int
+) -> None:
+    """Rows smaller and larger than a page, through hops that begin and end within one; small chunks, so many pieces."""
+    monkeypatch.setattr(RowsPacker, "_choose_tails", lambda self: pages * PAGE)
+    runtime = make_runtime(threads=1)
+    graph = a_graph(tmp_path / "g", runtime, width=width, dtype=dtype, nodes=500)
+    sample_set = sampled(graph, tmp_path, runtime, batch_size=5)
+    row_bytes = width * ITEM_BYTES[dtype]
+    planned(
+        graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, row_bytes, 50, layout="packed")
+    )
+    limited = make_runtime("4MiB", threads=1)
+    run = reopened(graph, tmp_path, limited)
+    before = limited.io.counters.write_bytes
+    packed_to = packing.pack(graph, run.samples, run.placement, tmp_path / "pack", limited)
+    assert packed_to.passes > 1 or pages < 8
+    check(run, as_rows(random_features(500, width, dtype)))
+    if (
+        pages
+    ):  # each byte once, and at the end of each stream and of each part of the features what it holds then
+        streams = len(run.placement.packed_batches) * run.placement.files[0].section(run.samples).num_runs
+        ends = 9 * packed_to.passes * streams * pages * PAGE
+        whole = sum(path.stat().st_size for path in (tmp_path / "pack").glob("*.bin"))
+        assert limited.io.counters.write_bytes - before <= 2 * whole + ends
+
+
+def test_longer_tails_where_memory_has_room(
+    tmp_path: Path, make_runtime: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = make_runtime(threads=1)
+    graph = a_graph(tmp_path / "g", runtime, width=343, dtype="float16", train=200, nodes=500)
+    sample_set = sampled(graph, tmp_path, runtime, batch_size=5)
+    planned(graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, 686, 50, layout="packed"))
+
+    def tail(memory: str | None) -> int:
+        limited = make_runtime(memory, threads=1)
+        run = reopened(graph, tmp_path, limited)
+        return packing.PackTask(graph, run.samples, run.placement, limited).packers[0]._tail_bytes
+
+    assert 0 < tail("280KiB") < tail("64MiB")
+    monkeypatch.setattr(pack_rows, "_TAIL_BYTES", (1 << 20,))
+    assert tail("280KiB") == 0  # there is no room, and packing does without
+
+
+@pytest.mark.parametrize("memory", ["280KiB", "420KiB", "2MiB"])
 def test_interrupted_anywhere_it_goes_on_to_the_same_bytes(
     tmp_path: Path, make_runtime: Make, memory: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -453,6 +504,9 @@ def test_what_was_packed_leaves_the_page_cache(
 ) -> None:
     """Unless so little goes to each place at a time that most pages would have to be read again to go on."""
     skip_without_page_cache(tmp_path, runtime := make_runtime(threads=1))
+    monkeypatch.setattr(
+        RowsPacker, "_choose_tails", lambda self: 0
+    )  # with tails nothing waits in the page cache
     graph = a_graph(tmp_path / "g", runtime, width=width)
     sample_set = sampled(graph, tmp_path, runtime)
     placement = planned(graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, width * 4, 0))

@@ -75,6 +75,8 @@ class ChunkWriter:
                 counts,
                 table.out_start + before * file.row_bytes,
                 crc,
+                np.zeros(0, np.uint8),
+                np.zeros(0, np.int64),
             )
             self._runtime.io.sync(out)
         table.add(chunk, crc)
