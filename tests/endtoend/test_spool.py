@@ -23,7 +23,7 @@ from outcrop.nn.models import build_model
 from outcrop.runtime.hardware import Disk, Hardware
 from outcrop.store import lock
 from outcrop.store.graph import Graph
-from outcrop.training import spool
+from outcrop.training import request, spool
 from prepare_support import prepare
 
 SAMPLING: dict[str, Any] = {"fanouts": (3, 3), "batch_size": 15, "seed": 4}
@@ -46,6 +46,12 @@ def nothing_left(graph: Graph) -> Iterator[None]:
 
 def left(graph: Graph) -> list[str]:
     return sorted(path.name for path in graph.path.parent.iterdir() if path.name != graph.path.name)
+
+
+@pytest.fixture(autouse=True)
+def never_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no mode is named it is chosen by predictions, however little there is to be done."""
+    monkeypatch.setattr(request, "_SMALL_BYTES", 0)
 
 
 def online(graph: Graph, **changes: Any) -> Any:
@@ -189,7 +195,7 @@ def test_an_error_in_training_leaves_nothing(graph: Graph, spools: Any) -> None:
 FOREVER = """
 import sys, time
 from contextlib import contextmanager
-from outcrop.training import spool
+from outcrop.training import request, spool
 from outcrop.store.graph import open_graph
 with spool.folder(open_graph(sys.argv[1])) as made:
     (made / "rows").mkdir()
@@ -241,7 +247,7 @@ TERMINATED = """
 import os, signal, sys, threading, time
 from pathlib import Path
 from outcrop.advisor.choose import SpoolDecision
-from outcrop.training import spool
+from outcrop.training import request, spool
 from outcrop.cli import main
 spool.decide_spooling = lambda *_: SpoolDecision(2, None, "")
 graph = Path(sys.argv[1])
@@ -276,3 +282,63 @@ def test_without_locks_nothing_is_taken_for_left(graph: Graph, monkeypatch: pyte
         assert left(graph) == sorted([kept.name, *(path.name for path in made)])
     assert kept.is_dir()
     shutil.rmtree(kept)
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+@pytest.mark.parametrize(
+    ("direct_s", "fits", "mode"), [(5.0, True, "online"), (20.0, True, "packed"), (5.0, False, "packed")]
+)
+def test_without_a_mode_the_sooner_one_trains(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch, direct_s: float, fits: bool, mode: str, replayed: bool
+) -> None:
+    """And on the same batches."""
+    options: dict[str, Any] = {"memory": "2MiB", "mode": None} | ({"sample_epochs": 2} if replayed else {})
+    named = online(graph, **options | {"mode": "online"})
+    made = SpoolDecision(3, None, "never said", spooled_s=10.0, direct_s=direct_s, direct_fits=fits)
+    monkeypatch.setattr(spool, "decide_spooling", lambda *_: made)
+    try:
+        found = online(graph, **options)
+        assert (found.mode, found.spooled_epochs) == (mode, 0)
+        assert losses(found) == losses(named)
+        said = "mode online: 5 epochs are predicted to take 5 s so, 10 s packed, preparing included"
+        assert (said in found.chosen) == (mode == "online")
+        if mode == "packed":  # what is there is used, whatever is predicted
+            made = SpoolDecision(0, None, "", spooled_s=10.0, direct_s=1.0)
+            assert online(graph, **options).mode == "packed"
+    finally:
+        for path in graph.path.parent.iterdir():
+            if path.name != graph.path.name:
+                shutil.rmtree(path)
+
+
+def test_nobody_looks_where_little_is_to_be_done(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request, "_SMALL_BYTES", 1 << 30)
+    monkeypatch.setattr(spool, "decide_spooling", lambda *_: pytest.fail("somebody looks"))
+    try:
+        assert online(graph, mode=None, epochs=1).mode == "packed"
+    finally:
+        shutil.rmtree(graph.path.with_name(graph.path.name + ".run"))
+
+
+def test_a_mode_that_was_named_is_kept(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    sooner = SpoolDecision(0, None, "", spooled_s=10.0, direct_s=1.0)
+    monkeypatch.setattr(spool, "decide_spooling", lambda *_: sooner)
+    try:
+        assert online(graph, mode="packed", epochs=1).mode == "packed"
+    finally:
+        shutil.rmtree(graph.path.with_name(graph.path.name + ".run"))
+
+
+def test_looking_at_batches_says_whether_they_fit(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool, "LEAST_BYTES", 0)
+    monkeypatch.setattr("outcrop.advisor.machine.rough_hardware", lambda _: FAST_SEEKS)
+    found: list[SpoolDecision] = []
+    decide = spool.decide_spooling
+    monkeypatch.setattr(spool, "decide_spooling", lambda *a: found.append(decide(*a)) or found[-1])
+    assert online(graph, mode=None, memory="2MiB").mode == "online"  # seeks cost nothing
+    monkeypatch.setattr("outcrop.advisor.auto._buffer_bytes", lambda *_: (1 << 20) + 1)
+    try:
+        assert online(graph, mode=None, memory="2MiB").mode == "packed"
+    finally:
+        shutil.rmtree(graph.path.with_name(graph.path.name + ".run"), ignore_errors=True)
+    assert [one.direct_fits for one in found] == [True, False]

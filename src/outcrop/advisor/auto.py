@@ -139,6 +139,10 @@ class BatchProbe:
     drawn_s: float
     missing: float
 
+    def most_bytes(self, graph: Graph) -> int:
+        """Counts the bytes of the buffers for such batches."""
+        return _buffer_bytes(graph, self.batches)
+
     def facts(self, graph: Graph) -> dict[str, Any]:
         """Returns what :class:`outcrop.advisor.choose.WorkloadFacts` wants to know of an epoch."""
         scale = self.count / max(len(self.batches), 1)
@@ -174,9 +178,14 @@ def probe_batches(graph: Graph, sampling: SampleConfig, memory: int) -> BatchPro
         found.close()  # type: ignore[attr-defined]
         drawn_s = (time.process_time() - cpu) / max(len(batches), 1)
     seeds = len(sampler.ids["train"]) if sampling.task != "link" else count * sampling.batch_size
-    buffers = memory_tables.BATCH_BUFFERS * max((wanted_bytes(graph, b) for b in batches), default=0)
+    buffers = _buffer_bytes(graph, batches)
     left = memory - buffers - min(topology_bytes(graph), memory_tables.ONLINE_TOPOLOGY.bytes_of(memory))
     return BatchProbe(batches, count, seeds, drawn_s, missing_share(graph, batches, left))
+
+
+def _buffer_bytes(graph: Graph, batches: Sequence[BatchGraph]) -> int:
+    """Counts the bytes of the buffers that hold the rows of batches while they are loaded and learned from."""
+    return memory_tables.BATCH_BUFFERS * max((wanted_bytes(graph, b) for b in batches), default=0)
 
 
 def wanted_bytes(graph: Graph, batch: BatchGraph) -> int:

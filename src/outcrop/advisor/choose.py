@@ -102,7 +102,8 @@ class SpoolDecision:
         epochs: Epochs that are spooled at a time; 0: rows are read as batches are drawn.
         disk_space: Bytes that all files may take; None: what they want is there.
         why: A line.
-        spooled_s, direct_s: What the whole training is predicted to take in either way.
+        spooled_s, direct_s: What the whole training is predicted to take in either way; 0: nobody has looked.
+        direct_fits: Whether memory has room for batches of which the rows are read as they are drawn.
     """
 
     epochs: int
@@ -110,6 +111,7 @@ class SpoolDecision:
     why: str
     spooled_s: float = 0.0
     direct_s: float = 0.0
+    direct_fits: bool = True
 
 
 def choose(facts: WorkloadFacts, hardware: Hardware) -> Choice:

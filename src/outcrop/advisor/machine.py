@@ -41,6 +41,7 @@ _PROFILE_FILE_BYTES = 512 << 20
 _MEMORY_BYTES = 256 << 20  # several times what caches hold: what was read lies in none of them
 _CACHED_EVERY = 4  # rows of a batch: what is moved in a piece is short
 _LATENCY_READS = 100
+_MOMENT_S, _MOMENTS = 0.02, 2  # of each kind of reading, where a training waits for a choice
 _JOBS_PER_BATCH = 2  # a record is two parts
 
 
@@ -260,18 +261,18 @@ def measure_disk(folder: Path, *, size_bytes: int = 1 << 30, seconds: float = 2.
 
 
 def rough_hardware(path: Path) -> Hardware | None:
-    """Returns this machine with the disk as :func:`read_rates` finds it on ``path``, in half a second; None for small
-    files.
+    """Returns this machine with the disk as :func:`read_rates` finds it on ``path``, in a moment; None for small files.
 
     For choices between ways that differ by much: what the CPU takes to load is not in it.
     """
-    rates = read_rates(path)
-    if rates is None:
+    looks = [rates for _ in range(_MOMENTS) if (rates := read_rates(path, seconds=_MOMENT_S)) is not None]
+    if not looks:
         return None
-    reads = (
-        (RANDOM_BYTES, rates["random_ops_per_s"]),
-        (SEQUENTIAL_BYTES, rates["sequential_bytes_per_s"] / SEQUENTIAL_BYTES),
+    # The best of a few short looks: a disk that others use, too, may stand still for one of them.
+    random, sequential = (
+        max(rates[of] for rates in looks) for of in ("random_ops_per_s", "sequential_bytes_per_s")
     )
+    reads = ((RANDOM_BYTES, random), (SEQUENTIAL_BYTES, sequential / SEQUENTIAL_BYTES))
     return Hardware(HERE, Disk(HERE, reads), cores=len(os.sched_getaffinity(0)))
 
 

@@ -167,8 +167,8 @@ def train(
             batches of 1024 seeds, and the seed of ``training``.
         loading: Where rows come from: ``packed``, ``online``, ``memory``, or a baseline: ``memmap``, ``ondisk``,
             ``dynamic``, ``belady`` (with a run), ``partition`` (which also changes what is learned). Where a mode has
-            options it is an object: ``outcrop.Online(topology="paged")``. None: ``packed``, with memory ``"auto"``
-            whichever of packed and online is predicted to be done sooner.
+            options it is an object: ``outcrop.Online(topology="paged")``. None: ``packed``, or ``online`` where that
+            is predicted to be done sooner, preparing included, and nothing is prepared yet.
         limits: Memory, device memory and disk space (:class:`outcrop.Limits`).
         training: How the model is trained (:class:`outcrop.TrainConfig`).
         run: Where batches come from. A prepared run: training longer than it has epochs replays them.

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from outcrop import device as devices
 from outcrop.advisor.auto import is_auto
+from outcrop.advisor.choose import SpoolDecision
+from outcrop.advisor.epochs_at_a_time import epochs_there, most_bytes
 from outcrop.config import Checkpoints, DeviceConfig, ModelConfig, Refresh, TrainConfig
 from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import ArgumentError
@@ -18,7 +20,7 @@ from outcrop.nn.schema import schema_of
 from outcrop.runtime.group import Group
 from outcrop.store import identity
 from outcrop.store.graph import Graph
-from outcrop.training import loop
+from outcrop.training import loop, spool
 from outcrop.training.batch_request import BatchRequest
 from outcrop.training.checks import (
     check_beside,
@@ -36,6 +38,10 @@ from outcrop.training.objectives import choose_objective
 from outcrop.training.processes import for_processes
 from outcrop.training.supply import folder_beside
 from outcrop.training.weights import check_class_weights
+
+_SMALL_BYTES = (
+    4 << 30
+)  # read and written while preparing and training: so much is done when others have looked
 
 
 def _choose_batches(asked: TrainOptions, said: Choices, group: Group | None) -> BatchChoice:
@@ -58,6 +64,7 @@ class TrainRequest:
         run: A prepared run; with ``refresh`` the folder of sample pools.
         refresh: Epochs are prepared while those before them train; ``rate`` is its limit. None: all before.
         checkpoints: Where checkpoints go; None: nowhere.
+        spooling: How mode ``online`` gets its rows, where that was decided with the mode.
     """
 
     graph: Graph
@@ -67,6 +74,7 @@ class TrainRequest:
     run: Path | None = None
     refresh: Refresh | None = None
     checkpoints: Checkpoints | None = None
+    spooling: SpoolDecision | None = None
 
     def __post_init__(self) -> None:
         if not self.mode.prepares and self.batches.new_batches and self.run is not None:
@@ -134,7 +142,42 @@ class TrainRequest:
         )
         if group is not None and not group.alone:
             found.check_divisible()
+        elif asked.mode is None and not (
+            is_auto(asked.limits.memory) or isinstance(asked.run, Path | Refresh)
+        ):
+            return found._in_fastest_mode(said)
         return found
+
+    def _in_fastest_mode(self, said: Choices) -> TrainRequest:
+        """Returns the same training in mode ``online`` where it is predicted to end sooner than with preparing, and
+        nothing is prepared yet; else this one. Both train on the same batches.
+        """
+        graph, asked, online = self.graph, self.batch_request, Online(topology=self.mode.topology)
+        most = most_bytes(graph, asked.sampling, asked.limits)
+        small = most is not None and graph.feature_bytes + 2 * most.run(asked.epochs) < _SMALL_BYTES
+        if (
+            self.mode != Packed()
+            or small
+            or asked.next_epoch is None
+            or asked.sampling.sampler == EXTERNAL
+            or epochs_there(graph, asked.sampling, asked.limits, folder_beside(graph, ".run"))
+        ):
+            return self
+        try:
+            online.check(graph, self.training.device)
+        except ArgumentError:
+            return self
+        spooling = spool.decide_spooling(asked, self.learning)
+        if not (spooling.direct_fits and 0 < spooling.direct_s < spooling.spooled_s):
+            return self
+        said.add(
+            f"mode online: {asked.epochs} {'epoch is' if asked.epochs == 1 else 'epochs are'} predicted to take "
+            f"{spooling.direct_s:.3g} s so, {spooling.spooled_s:.3g} s packed, preparing included (--mode packed keeps "
+            "what it prepares for the next training)"
+        )
+        batches = replace(self.batches, mode=online)
+        device = online.device(self.training.device, batches.gpu_memory)
+        return replace(self, batches=batches, device=device, spooling=replace(spooling, epochs=0, why=""))
 
     def check_divisible(self) -> None:
         """Raises ArgumentError where several processes cannot have a part each of the batches."""

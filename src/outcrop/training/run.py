@@ -195,7 +195,7 @@ def _supply(
 ) -> tuple[BatchSupply, str]:
     """Supplies the batches, and says why so, where that is to be said when they do; ``closing`` removes what goes."""
     if request.spools:
-        return spool.supply(asked, request.learning, closing)
+        return spool.supply(asked, request.learning, closing, request.spooling)
     if not (mode.prepares and request.prepares):
         return BatchSupply(asked, mode, request.run), ""
     if not group.alone and request.refresh is not None:

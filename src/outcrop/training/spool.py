@@ -29,17 +29,21 @@ from outcrop.training.learning import LearningTask
 from outcrop.training.supply import BatchSupply, prepare_supply
 
 LEAST_BYTES = 64 << 20  # of features: less is read in a second
-_STEP_S = 0.5
+_STEP_S = 0.03
+_DIRECT_SHARE = 2  # of the memory, batches that are read as they are drawn take half at the most
 _ROWS = "rows"
 
 
-def supply(request: BatchRequest, learning: LearningTask, closing: ExitStack) -> tuple[BatchSupply, str]:
+def supply(
+    request: BatchRequest, learning: LearningTask, closing: ExitStack, spooling: SpoolDecision | None = None
+) -> tuple[BatchSupply, str]:
     """Supplies what mode ``online`` trains from, and says why where there was a choice.
 
     Args:
         closing: Stack that removes what is spooled when training ends.
+        spooling: What was decided; None: it is decided now.
     """
-    spooling = decide_spooling(request, learning)
+    spooling = spooling or decide_spooling(request, learning)
     direct = BatchSupply(request, Online(topology=request.topology))
     if not spooling.epochs:
         return direct, spooling.why
@@ -62,7 +66,7 @@ def supply(request: BatchRequest, learning: LearningTask, closing: ExitStack) ->
 def decide_spooling(request: BatchRequest, learning: LearningTask) -> SpoolDecision:
     """Decides whether and how to spool, by the rates of the disk, a few batches, and a training step.
 
-    It takes a few seconds.
+    It takes less than a second.
     """
     graph, limits, progress = request.graph, request.limits, request.progress
     epochs = 0 if request.next_epoch is None else request.epochs - request.next_epoch
@@ -102,7 +106,8 @@ def decide_spooling(request: BatchRequest, learning: LearningTask) -> SpoolDecis
         disk_space=limits.disk_space,
         **seen.facts(graph),
     )
-    return choose.choose_spooling(facts, rough)
+    found = choose.choose_spooling(facts, rough)
+    return replace(found, direct_fits=seen.most_bytes(graph) <= limits.memory // _DIRECT_SHARE)
 
 
 def _step_seconds(graph: Graph, seen: auto.BatchProbe, learning: LearningTask) -> float:
