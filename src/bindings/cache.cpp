@@ -108,6 +108,20 @@ nb::tuple find_rows(const HotIndex& index, Ids ids) {
                         owned(std::move(misses.ids)), owned(std::move(misses.positions)));
 }
 
+template <class Id>
+nb::tuple find_both(const HotIndex& index, Array1<const Id> ids, Array1<int32_t> row_positions,
+                    Array1<int32_t> rows, Array1<int32_t> list_positions, Array1<int32_t> lists) {
+  for (const auto& out : {row_positions, rows, list_positions, lists})
+    check_length("out", out.size(), ids.size());
+  std::pair<size_t, size_t> found;
+  {
+    nb::gil_scoped_release release;
+    found = index.find(std::span(ids.data(), ids.size()), row_positions.data(), rows.data(),
+                       list_positions.data(), lists.data());
+  }
+  return nb::make_tuple(found.first, found.second);
+}
+
 void bind_hot(nb::module_& m) {
   nb::class_<HotIndex>(m, "HotIndex", "Which rows and which neighbour lists a static cache has.")
       .def(
@@ -118,6 +132,9 @@ void bind_hot(nb::module_& m) {
           },
           "budget"_a, "num_nodes"_a, "rows"_a, "lists"_a)
       .def_static("bytes", &HotIndex::bytes, "num_nodes"_a)
+      .def("find", &find_both<int32_t>, "ids"_a, "row_positions"_a, "rows"_a, "list_positions"_a, "lists"_a)
+      .def("find", &find_both<int64_t>, "ids"_a, "row_positions"_a, "rows"_a, "list_positions"_a, "lists"_a,
+           "Writes which of the ids have a cached row, and which, then the same of lists; how many of each.")
       .def_prop_ro("num_rows", &HotIndex::num_rows)
       .def_prop_ro("num_lists", &HotIndex::num_lists)
       .def_prop_ro(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+import outcrop._core as _core
 from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph_types import RowFile
@@ -160,16 +161,46 @@ class BatchCounter:
         return np.concatenate(parts)
 
 
+class CacheLookup:
+    """Finds which rows of a row file that a batch wants lie in the caches in memory.
+
+    By an index of three bits for each row of the file, where the budget has room for it now, else by searching the
+    lists of cached ids.
+    """
+
+    def __init__(self, host_ids: np.ndarray, device_ids: np.ndarray, num_rows: int, runtime: Runtime):
+        self._tables = host_ids, device_ids
+        has_room = _core.HotIndex.bytes(num_rows) <= runtime.budget.free_bytes
+        self._index = _core.HotIndex(runtime.budget, num_rows, host_ids, device_ids) if has_room else None
+
+    def find(self, ids: np.ndarray) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+        """Returns, of the host's cache and of the device's, int32 positions in ``ids`` and the rows that lie there.
+
+        Equals :func:`find_sorted` of the ids of each. ``ids``: int32 or int64, of rows of the file.
+        """
+        if self._index is None:
+            host, device = (find_sorted(table, ids) for table in self._tables)
+            return host, device
+        out = [np.empty(len(ids), np.int32) for _ in range(4)]
+        of_host, of_device = self._index.find(ids, *out)
+        host_positions, host_rows, device_positions, device_rows = out
+        return (
+            (host_positions[:of_host].copy(), host_rows[:of_host].copy()),
+            (device_positions[:of_device].copy(), device_rows[:of_device].copy()),
+        )
+
+
 def count_levels(
-    section: SampleSection, packed: np.ndarray, levels: CachedRows, runtime: Runtime
+    section: SampleSection, packed: np.ndarray, levels: CachedRows, num_rows: int, runtime: Runtime
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns packed rows per batch and run [P, runs]; rows in host and device cache per batch [P, 2]."""
     per_hop = section.runs[packed].copy()
     cached = np.zeros((len(packed), 2), np.int64)
-    for packed_batch, ids in enumerate(wanted_ids(section, packed, runtime)):
+    wanted = wanted_ids(section, packed, runtime)
+    caches = CacheLookup(levels.host_ids, levels.device_ids, num_rows, runtime)
+    for packed_batch, ids in enumerate(wanted):
         starts = np.cumsum(per_hop[packed_batch]) - per_hop[packed_batch]
-        for column, table in enumerate((levels.host_ids, levels.device_ids)):
-            positions, _ = find_sorted(table, ids)
+        for column, (positions, _) in enumerate(caches.find(ids)):
             cached[packed_batch, column] = len(positions)
             hop = np.searchsorted(starts, positions, side="right") - 1
             # A hop without nodes shares its start with the next: side="right" picks the last, which holds the node.

@@ -24,11 +24,13 @@ import numpy as np
 
 import outcrop._core as _core
 from outcrop.errors import FormatError
+from outcrop.preparation.cached_rows import CacheLookup
 from outcrop.preparation.pack_files import Journal, OutputFiles, RowsFiles, SharedRows
 from outcrop.preparation.pack_rows import RowsPacker
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store import record
+from outcrop.store.address_table import AddressTable
 from outcrop.store.arrays import ArrayWriter
 from outcrop.store.graph import Graph
 from outcrop.store.manifest import Manifest
@@ -244,13 +246,17 @@ class PackTask:
         samples, placement = self.samples, self.placement
         graphs = samples.in_turn(placement.packed_batches.tolist(), self.runtime, "pack-meta")
         shared = [SharedRows(p.section, placement, p.placed, self.runtime) for p in self.packers]
+        caches = [
+            CacheLookup(p.placed.host_ids, p.placed.device_ids, p.features.spec.shape[0], self.runtime)
+            for p in self.packers
+        ]
         for graph, *parts in zip(graphs, *(one.by_batch() for one in shared), strict=True):
             packed_batch = parts[0][0]
             wanted = [graph.section(rows).ids for rows in self._graph.row_files]
-            tables = [
-                packer.placed.lookup(ids, disk)
-                for packer, ids, (_, disk) in zip(self.packers, wanted, parts, strict=True)
-            ]
+            tables = []
+            for cached, ids, (_, disk) in zip(caches, wanted, parts, strict=True):
+                host, device = cached.find(ids)
+                tables.append(AddressTable(*host, *device, *(disk or ())))
             blob = record.encode(graph, tables, samples.id_bytes)
             self.runtime.io.write(files.record_file(packed_batch), int(self.starts[packed_batch, 0]), blob)
             journal.meta_crc[packed_batch] = _core.crc32c(blob)

@@ -53,7 +53,7 @@ def plan(graph: Graph, samples: SampleSet, config: PlanConfig, out: Path, runtim
         drafts = []
         for rows, levels in zip(files, chosen, strict=True):
             section = samples.section(rows)
-            counts = count_levels(section, packed, levels, runtime)
+            counts = count_levels(section, packed, levels, rows.num_rows, runtime)
             drafts.append(
                 RowsDraft(rows, section, packed, levels, counts, block_rows(config, rows.row_bytes))
             )

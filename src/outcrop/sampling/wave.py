@@ -58,7 +58,7 @@ def _worst_case_bytes(config: SampleConfig, graph: Graph, on_disk: bool = False)
     entered = 12 * nodes + table // 2 * 3 + 4 * edges + 20 * last + extra + by_type + _MIB
     expanded = nodes - last  # 8 each for the id, rowptr while it grows, and both ends of the list
     kept = 8 * last  # neighbours before they are entered, which makes nodes and edges of them
-    waiting = 24 * expanded + max(4 * (edges - last) + kept, 8 * last + 4 * edges) + by_type + _MIB // 8
+    waiting = 24 * expanded + max(4 * (edges - last) + kept, 8 * last + 4 * edges) + by_type + _MIB // 64
     return entered, waiting if config.sampler == "neighbor" else 2 * entered
 
 

@@ -33,7 +33,6 @@ from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store import record
-from outcrop.store.address_table import AddressTable
 from outcrop.store.arrays import DiskArray
 from outcrop.store.batches import BatchGraph
 from outcrop.store.levels import Level
@@ -244,12 +243,6 @@ class PlacedRows:
         """Opens ``disk_ids`` or ``disk_rank``; the caller closes it."""
         placement = self.placement
         return DiskArray(self._runtime, placement.path, placement.manifest.arrays[self.prefix + name])
-
-    def lookup(self, wanted: np.ndarray, disk: tuple[np.ndarray, np.ndarray] | None = None) -> AddressTable:
-        """Returns the address table of a batch that wants these rows; ``disk``: what the disk cache has."""
-        host_positions, host_rows = find_sorted(self.host_ids, wanted)
-        device_positions, device_rows = find_sorted(self.device_ids, wanted)
-        return AddressTable(host_positions, host_rows, device_positions, device_rows, *(disk or ()))
 
 
 def align_pages(count: np.ndarray) -> np.ndarray:

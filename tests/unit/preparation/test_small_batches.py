@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outcrop import _core
 from outcrop.config import SampleConfig
-from outcrop.errors import IoError
+from outcrop.errors import ArgumentError, IoError
+from outcrop.preparation.cached_rows import CacheLookup
 from outcrop.preparation.pack_files import Journal, SyncInBackground
 from outcrop.preparation.sample import sample
 from outcrop.runtime.runtime import Runtime
@@ -40,6 +42,41 @@ def test_rows_are_found_as_numpy_finds_them(
     assert positions.dtype == rows.dtype == np.int32
     assert positions.tolist() == expected.tolist()
     assert rows.tolist() == np.searchsorted(table, wanted[expected]).tolist()
+
+
+@given(
+    st.sets(st.integers(0, 199)),
+    st.sets(st.integers(0, 199)),
+    st.lists(st.integers(0, 199)),
+    st.sampled_from([np.int32, np.int64]),
+    st.booleans(),
+)
+def test_caches_are_searched_or_have_an_index_of_what_they_hold(
+    host: set[int], device: set[int], ids: list[int], dtype: type, room: bool
+) -> None:
+    """Both say what NumPy says; an index is made where the budget has room."""
+    tables = [np.array(sorted(held), np.int64) for held in (host, device)]
+    wanted = np.array(ids, dtype)
+    with Runtime("1MiB", threads=1) as runtime:
+        taken = runtime.budget.reserve("test", runtime.budget.free_bytes - (4096 if room else 0))
+        caches = CacheLookup(*tables, 200, runtime)
+        assert (caches._index is not None) == room
+        for table, (positions, rows) in zip(tables, caches.find(wanted), strict=True):
+            expected = np.flatnonzero(np.isin(wanted, table))
+            assert positions.dtype == rows.dtype == np.int32
+            assert positions.tolist() == expected.tolist()
+            assert rows.tolist() == np.searchsorted(table, wanted[expected]).tolist()
+        del taken, caches
+
+
+def test_an_id_that_is_no_row_is_not_looked_up(make_runtime: Make) -> None:
+    index = _core.HotIndex(make_runtime().budget, 64, np.array([3], np.int64), np.zeros(0, np.int64))
+    out = [np.zeros(1, np.int32) for _ in range(4)]
+    for wrong in (-1, 64):
+        with pytest.raises(ArgumentError, match=f"row {wrong} of 64 is looked up"):
+            index.find(np.array([wrong], np.int64), *out)
+    with pytest.raises(ArgumentError):
+        index.find(np.array([3], np.int64), *out[:3], np.zeros(0, np.int32))
 
 
 @pytest.mark.parametrize("memory", [None, "300KiB"])
