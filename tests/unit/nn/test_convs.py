@@ -1,4 +1,4 @@
-"""The stand-in for torch's compiler, which is there only while torch_geometric is imported."""
+"""The stand-ins for torch's compiler and for datasets, which are there only while torch_geometric is imported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,18 @@ LOOP = """
 import sys
 from outcrop.pyg import NeighborLoader
 nodes = sum(len(batch.y) for batch in NeighborLoader(sys.argv[1], [3, 3], batch_size=30, memory="64MiB"))
-print(nodes, "torch._dynamo" in sys.modules)
+print(nodes, *(name in sys.modules for name in ("torch._dynamo", "torch_geometric.datasets", "pandas")))
+"""
+DATASETS = """
+import sys
+{before}
+from outcrop.nn import convs
+import torch_geometric
+named = torch_geometric.datasets.FakeDataset
+from torch_geometric.datasets import FakeDataset
+import torch_geometric.datasets as module
+print(named is FakeDataset is module.FakeDataset, "KarateClub" in dir(torch_geometric.datasets))
+print(sys.modules["torch_geometric.datasets"] is module is torch_geometric.datasets)
 """
 
 
@@ -34,11 +45,11 @@ def test_the_stand_in_loads_the_compiler_when_something_of_it_is_asked_for(
     monkeypatch.setitem(sys.modules, "torch._dynamo", real)  # given back at the end
     del sys.modules["torch._dynamo"]
     monkeypatch.setattr(importlib, "import_module", load)
-    with convs._compiler_deferred():
+    with convs._deferred("torch._dynamo"):
         stand_in = sys.modules["torch._dynamo"]
         assert stand_in is not real
     assert "torch._dynamo" not in sys.modules
-    with convs._compiler_deferred():
+    with convs._deferred("torch._dynamo"):
         assert sys.modules["torch._dynamo"].OptimizedModule is int
         assert sys.modules["torch._dynamo"] is real
     assert sys.modules["torch._dynamo"] is real
@@ -48,7 +59,7 @@ def test_the_stand_in_loads_the_compiler_when_something_of_it_is_asked_for(
 def test_a_compiler_that_is_there_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     real = ModuleType("torch._dynamo")
     monkeypatch.setitem(sys.modules, "torch._dynamo", real)
-    with convs._compiler_deferred():
+    with convs._deferred("torch._dynamo"):
         assert sys.modules["torch._dynamo"] is real
     assert sys.modules["torch._dynamo"] is real
 
@@ -57,4 +68,11 @@ def test_a_loop_over_batches_does_without_the_compiler(tmp_path: Path, runtime: 
     a_graph(tmp_path / "graph", runtime, nodes=600)
     command = [sys.executable, "-c", LOOP, str(tmp_path / "graph")]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert ended.stdout.split() == ["600", "False"]
+    assert ended.stdout.split() == ["600", "False", "False", "False"]
+
+
+@pytest.mark.parametrize("before", ["", "import torch_geometric", "import torch_geometric.datasets"])
+def test_datasets_are_there_for_who_names_them(before: str) -> None:
+    command = [sys.executable, "-c", DATASETS.format(before=before)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["True"] * 3
