@@ -96,6 +96,11 @@ void PagedBatch::begin_pass(std::span<const int64_t> nodes, std::vector<HopPart>
   check_memory();
   ranges_.reserve(2 * num_lists_);
   planned_ranges_ = 0;
+  rises_ = true;
+  int64_t before = -1;
+  for (const HopPart& part : parts_)
+    for (size_t i = part.first; i < part.end && rises_; before = number_of(part, i), ++i)
+      rises_ = number_of(part, i) >= before;
 }
 
 const HopPart* PagedBatch::find_part(size_t list) const {
@@ -125,26 +130,46 @@ void PagedBatch::begin_induced() {
   begin_pass(batch_.nodes(), all.end ? std::vector{all} : std::vector<HopPart>{});
 }
 
-bool PagedBatch::plan_ranges(size_t room, std::vector<Piece>& pieces) {
+int64_t PagedBatch::reach_of_ranges(size_t room) const {
+  if (planned_ranges_ == num_lists_) return kNothing;
+  const size_t end = planned_ranges_ + room / 2;
+  if (!rises_ || end >= num_lists_) return kToTheEnd;
+  return number_of(*find_part(end - 1), end - 1);
+}
+
+int64_t PagedBatch::reach(size_t room) const {
+  if (list_ == num_lists_) return kNothing;
+  if (!rises_) return kToTheEnd;
+  const HopPart* part = nullptr;
+  int64_t left = static_cast<int64_t>(room);
+  for (size_t i = list_; i < num_lists_; ++i) {
+    part = part_from(part, i);
+    left -= i == list_ && open_ ? length_ - done_ : elements_of(*part, i);
+    if (left <= 0) return number_of(*part, i);
+  }
+  return kToTheEnd;
+}
+
+void PagedBatch::plan_ranges(size_t room, int64_t last, std::vector<Piece>& pieces) {
   if (topology_.indptr) {
     for (const HopPart& part : parts_)
       for (size_t i = part.first; i < part.end; ++i) {
-        const int64_t list = node_of(part, i) + part.shift;
+        const int64_t list = number_of(part, i);
         add_range(part, i, topology_.indptr[list], topology_.indptr[list + 1]);
       }
-    return false;
+    return;
   }
   const size_t begin = planned_ranges_;
   int64_t from, to;
   const HopPart* part = nullptr;
   for (; planned_ranges_ < num_lists_ && 2 * (planned_ranges_ - begin) + 2 <= room; ++planned_ranges_) {
     part = part_from(part, planned_ranges_);
-    const int64_t list = node_of(*part, planned_ranges_) + part->shift;
+    const int64_t list = number_of(*part, planned_ranges_);
+    if (rises_ && list > last) break;
     if (part->fanout != 0 && !topology_.find_cached(list, from, to))
       topology_.indptr_pages->add_pieces(pieces, static_cast<uint64_t>(list), 2,
                                          static_cast<uint32_t>(2 * (planned_ranges_ - begin)));
   }
-  return planned_ranges_ > begin;
 }
 
 void PagedBatch::take_ranges(const int64_t* ends) {
@@ -186,6 +211,15 @@ bool PagedBatch::draws_places(const HopPart& part, int64_t degree) const {
   return options_.replace || (part.fanout != -1 && degree > part.fanout);
 }
 
+// How many elements of a list are read in this stage.
+int64_t PagedBatch::elements_of(const HopPart& part, size_t list) const {
+  const int64_t degree = range(list).degree;
+  if (stage_ == Stage::weights && !part.weighted) return 0;
+  if (stage_ != Stage::neighbours) return degree;
+  if (part.weighted) return chosen_ends_[list] - (list ? chosen_ends_[list - 1] : 0);
+  return draws_places(part, degree) ? UniformDraw::count(degree, part.fanout, options_.replace) : degree;
+}
+
 // What is wanted of the list that is planned next.
 void PagedBatch::open_list(const HopPart& part) {
   const ListRange list = range(list_);
@@ -209,7 +243,7 @@ void PagedBatch::open_list(const HopPart& part) {
   }
 }
 
-bool PagedBatch::plan(size_t room, std::vector<Piece>& pieces) {
+void PagedBatch::plan(size_t room, int64_t last_list, std::vector<Piece>& pieces) {
   const bool weights = stage_ == Stage::weights;
   const PagedArray& array = weights ? *topology_.weights : *topology_.indices;
   segments_.clear();
@@ -217,6 +251,7 @@ bool PagedBatch::plan(size_t room, std::vector<Piece>& pieces) {
   const HopPart* part = nullptr;
   while (list_ < num_lists_ && used < room) {
     part = part_from(part, list_);
+    if (!open_ && rises_ && number_of(*part, list_) > last_list) break;
     if (!open_) open_list(*part);
     const auto take =
         static_cast<size_t>(std::min<int64_t>(length_ - done_, static_cast<int64_t>(room - used)));
@@ -239,7 +274,6 @@ bool PagedBatch::plan(size_t room, std::vector<Piece>& pieces) {
     ++list_;
     open_ = false;
   }
-  return !segments_.empty();
 }
 
 // How far weights of the open list lie behind its edges. What is cached goes on behind the end of either array.
@@ -362,16 +396,21 @@ void WaveSampler::finish_hop(size_t count) {
   workers_->run(count, [&](size_t b, unsigned worker) { batches_[b]->finish_hop(scratch_[worker]); });
 }
 
-// plan(batch, pieces) says whether the batch wants something; take(batch, values) gets it.
-template <class Plan, class Take>
-void WaveSampler::rounds(size_t count, PagedArray& array, Plan&& plan, Take&& take) {
-  std::vector<char> wants(count, 1);
+// reach(batch) says how far it could go, plan(batch, last, pieces) goes as far as all can, take(batch, values) gets it.
+template <class Reach, class Plan, class Take>
+void WaveSampler::rounds(size_t count, PagedArray& array, Reach&& reach, Plan&& plan, Take&& take) {
+  std::vector<int64_t> reached(count);
   for (;;) {
+    workers_->run(count, [&](size_t b, unsigned) { reached[b] = reach(*batches_[b]); });
+    int64_t last = PagedBatch::kToTheEnd;
+    bool done = true;
+    for (const int64_t one : reached)
+      if (one != PagedBatch::kNothing) last = std::min(last, one), done = false;
+    if (done) return;
     workers_->run(count, [&](size_t b, unsigned) {
       pieces_of_[b].clear();
-      wants[b] = wants[b] && plan(*batches_[b], pieces_of_[b]);
+      if (reached[b] != PagedBatch::kNothing) plan(*batches_[b], last, pieces_of_[b]);
     });
-    if (std::find(wants.begin(), wants.end(), 1) == wants.end()) return;
     pieces_.clear();
     for (size_t b = 0; b < count; ++b)
       for (Piece piece : pieces_of_[b]) {
@@ -380,7 +419,8 @@ void WaveSampler::rounds(size_t count, PagedArray& array, Plan&& plan, Take&& ta
       }
     array.gather(*topology_->scratch, pieces_, values_.data());
     workers_->run(count, [&](size_t b, unsigned) {
-      if (wants[b]) take(*batches_[b], values_.data() + b * room_ * array.element_bytes());
+      if (reached[b] != PagedBatch::kNothing)
+        take(*batches_[b], values_.data() + b * room_ * array.element_bytes());
     });
   }
 }
@@ -389,19 +429,19 @@ void WaveSampler::read_ranges(size_t count) {
   if (topology_->indptr)
     return each(count, [](PagedBatch& b) {
       std::vector<Piece> none;
-      b.plan_ranges(0, none);
+      b.plan_ranges(0, PagedBatch::kToTheEnd, none);
     });
   rounds(
-      count, *topology_->indptr_pages,
-      [&](PagedBatch& b, std::vector<Piece>& pieces) { return b.plan_ranges(room_, pieces); },
+      count, *topology_->indptr_pages, [&](PagedBatch& b) { return b.reach_of_ranges(room_); },
+      [&](PagedBatch& b, int64_t last, std::vector<Piece>& pieces) { b.plan_ranges(room_, last, pieces); },
       [](PagedBatch& b, const std::byte* ends) { b.take_ranges(reinterpret_cast<const int64_t*>(ends)); });
 }
 
 void WaveSampler::read_weights(size_t count) {
   each(count, [](PagedBatch& b) { b.begin_weights(); });
   rounds(
-      count, *topology_->weights,
-      [&](PagedBatch& b, std::vector<Piece>& pieces) { return b.plan(room_, pieces); },
+      count, *topology_->weights, [&](PagedBatch& b) { return b.reach(room_); },
+      [&](PagedBatch& b, int64_t last, std::vector<Piece>& pieces) { b.plan(room_, last, pieces); },
       [](PagedBatch& b, const std::byte* values) { b.take(reinterpret_cast<const float*>(values)); });
 }
 
@@ -409,8 +449,8 @@ void WaveSampler::read_neighbors(size_t count) {
   each(count, [](PagedBatch& b) { b.begin_neighbors(); });
   const bool narrow = topology_->indices->element_bytes() == 4;
   rounds(
-      count, *topology_->indices,
-      [&](PagedBatch& b, std::vector<Piece>& pieces) { return b.plan(room_, pieces); },
+      count, *topology_->indices, [&](PagedBatch& b) { return b.reach(room_); },
+      [&](PagedBatch& b, int64_t last, std::vector<Piece>& pieces) { b.plan(room_, last, pieces); },
       [narrow](PagedBatch& b, const std::byte* values) {
         if (narrow)
           b.take(reinterpret_cast<const uint32_t*>(values));

@@ -1,8 +1,8 @@
 // Sampling from a topology on disk: several mini-batches at once, hop by hop. Of a hop, first the ends of the
 // neighbour lists are read, then what is wanted of the lists: for uniform draws the drawn places alone (they
 // follow from the degree), for LABOR, ShaDow and weights whole lists, in bounded pieces. The wishes of all
-// batches of the wave are sorted and merged by page (graph/paged.h). Batches go over their nodes ascending,
-// so all of a wave are at about the same place of the file, and a hop reads a page about once however many
+// batches of the wave are sorted and merged by page (sampling/paged.h). Batches go over their nodes ascending, and
+// none of a wave goes on to a list that others do not reach in the same round: so a hop reads a page once however many
 // batches want it. The batches are those that NeighborSampler draws, bit for bit.
 //
 // A batch of a wave holds its nodes and edges, and of the hop where its lists lie and what it keeps of them;
@@ -66,12 +66,17 @@ class PagedBatch {
   void begin_hop(size_t hop);
   void begin_induced();
 
-  // Pieces for at most `room` elements; false where there was nothing left to plan.
-  bool plan_ranges(size_t room, std::vector<Piece>& pieces);
+  // How far the next round goes, which has room for `room` elements of each batch: the number of the last list, or
+  // kToTheEnd; kNothing where all is there.
+  int64_t reach_of_ranges(size_t room) const;
+  int64_t reach(size_t room) const;
+  // Pieces for at most `room` elements, of lists of numbers up to `last`.
+  void plan_ranges(size_t room, int64_t last, std::vector<Piece>& pieces);
   void take_ranges(const int64_t* ends);  // of what was planned
+  static constexpr int64_t kToTheEnd = INT64_MAX, kNothing = -1;
   void begin_weights() { begin_lists(Stage::weights); }
   void begin_neighbors() { begin_lists(induced_ ? Stage::induced : Stage::neighbours); }
-  bool plan(size_t room, std::vector<Piece>& pieces);
+  void plan(size_t room, int64_t last, std::vector<Piece>& pieces);
   template <class Element>
   void take(const Element* values);
 
@@ -95,6 +100,8 @@ class PagedBatch {
   }
   const HopPart* find_part(size_t list) const;
   int64_t node_of(const HopPart& part, size_t list) const { return nodes_[list - part.first + part.node]; }
+  int64_t number_of(const HopPart& part, size_t list) const { return node_of(part, list) + part.shift; }
+  int64_t elements_of(const HopPart& part, size_t list) const;
   bool is_cached(size_t list) const { return ranges_[2 * list] >= topology_.num_edges; }  // or empty
   bool draws_places(const HopPart& part, int64_t degree) const;
   void begin_lists(Stage stage);
@@ -123,6 +130,7 @@ class PagedBatch {
   std::span<const int64_t> nodes_;  // of this pass
   std::vector<HopPart> parts_;      // its lists, numbered from 0
   size_t num_lists_ = 0;
+  bool rises_ = true;            // the numbers of the lists do
   std::vector<int64_t> ranges_;  // two ends per list, as far as they were read
   size_t planned_ranges_ = 0;    // lists
   std::vector<Segment> segments_;
@@ -154,8 +162,8 @@ class WaveSampler {
   static uint64_t round_bytes(uint64_t pieces) { return pieces * (2 * sizeof(Piece) + sizeof(int64_t)); }
 
  private:
-  template <class Plan, class Take>
-  void rounds(size_t count, PagedArray& array, Plan&& plan, Take&& take);
+  template <class Reach, class Plan, class Take>
+  void rounds(size_t count, PagedArray& array, Reach&& reach, Plan&& plan, Take&& take);
   void each(size_t count, const std::function<void(PagedBatch&)>& fn);
   void finish_hop(size_t count);
   void read_ranges(size_t count);

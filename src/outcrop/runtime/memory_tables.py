@@ -62,6 +62,13 @@ ROW_CACHE = Part("row cache", "The rows that are wanted most.", _ALL)
 # Sampling.
 SAMPLER = _part("batches being drawn", "Scratch memory of the mini-batches that are drawn.", 1, 2)
 WAITING = _part("batches that wait", "Where lists are on disk, more batches are drawn together.", 1, 2)
+MORE_WAITING = _part(
+    "more batches that wait",
+    "The same where batches are prepared and 8 MiB or more are free: nobody waits for the first of them.",
+    1,
+    2,
+)
+MORE_WAITING_FROM = 8 << 20
 TOPOLOGY = _part("topology", "Neighbor lists: all in memory, or what reading them by pages takes.", 1, 2)
 PAGE_SCRATCH = _part(
     "pages being read",
@@ -283,7 +290,8 @@ ACTIVITIES: dict[str, Activity] = {
         Activity("striping", (STRIPE_CHUNK,)),
         Activity("verifying", (VERIFY_BUFFER,)),
         Activity(
-            "sampling", (SPLIT_IDS, SAMPLER, WAITING, TOPOLOGY, PAGE_SCRATCH, LIST_STARTS, WRITE_BUFFER)
+            "sampling",
+            (SPLIT_IDS, SAMPLER, WAITING, MORE_WAITING, TOPOLOGY, PAGE_SCRATCH, LIST_STARTS, WRITE_BUFFER),
         ),
         Activity(
             "planning", (WRITE_BUFFER, PLAN_COUNTERS, LAYOUT_SEARCH, LAYOUT_IDS, LAYOUT_TABLE, SEARCH_TABLE)

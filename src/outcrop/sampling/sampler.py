@@ -107,6 +107,10 @@ class BatchSampler:
         if on_disk:  # more at a time want the same page: that is worth more than keeping pages
             epoch = max((-(-len(ids) // config.batch_size) for ids in self.ids.values()), default=_FEW)
             self._wave.widen(min(at_once or _FEW, epoch), int(runtime.budget.free_bytes * memory_fraction))
+            if at_once is not None and runtime.budget.free_bytes >= memory_tables.MORE_WAITING_FROM:
+                self._wave.widen(
+                    min(at_once, epoch), memory_tables.MORE_WAITING.bytes_of(runtime.budget.free_bytes)
+                )
         self.topology = load_topology(
             graph,
             runtime,

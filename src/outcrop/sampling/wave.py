@@ -6,11 +6,13 @@ import numpy as np
 
 import outcrop._core as _core
 from outcrop.config import SampleConfig
+from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.typed import every_fanout, most_reached, wants_distinct_edges
 from outcrop.store.graph import Graph
 
 _MIB = 1 << 20
+_SLACK = _MIB // 8  # of a batch that waits, where there are few; where there are many, an eighth of it each
 
 
 def most_seeds(config: SampleConfig, graph: Graph) -> int:
@@ -58,7 +60,7 @@ def _worst_case_bytes(config: SampleConfig, graph: Graph, on_disk: bool = False)
     entered = 12 * nodes + table // 2 * 3 + 4 * edges + 20 * last + extra + by_type + _MIB
     expanded = nodes - last  # 8 each for the id, rowptr while it grows, and both ends of the list
     kept = 8 * last  # neighbours before they are entered, which makes nodes and edges of them
-    waiting = 24 * expanded + max(4 * (edges - last) + kept, 8 * last + 4 * edges) + by_type + _MIB // 64
+    waiting = 24 * expanded + max(4 * (edges - last) + kept, 8 * last + 4 * edges) + by_type + _SLACK
     return entered, waiting if config.sampler == "neighbor" else 2 * entered
 
 
@@ -81,6 +83,7 @@ class Wave:
         worst, self._waiting_bytes = _worst_case_bytes(config, graph, on_disk)
         threads = runtime.workers.threads
         self._runtime = runtime
+        self._shared = _SLACK // 8 * 7 if config.sampler == "neighbor" else 0  # of the slack, where many wait
         self.batches = min(max(most // 2 // worst, 1), at_once or threads, threads)
         self.workers = runtime.workers if self.batches == threads else _core.WorkerPool(self.batches)
         self._batch_bytes = max(min(worst, most // 2 // self.batches), 1)
@@ -88,9 +91,10 @@ class Wave:
 
     def widen(self, batches: int, most: int) -> None:
         """Draws up to ``batches`` at a time, where ``most`` bytes more allow it."""
-        more = min(batches - self.batches, most // self._waiting_bytes)
+        each = self._waiting_bytes - (self._shared if most >= memory_tables.MORE_WAITING_FROM // 2 else 0)
+        more = min(batches - self.batches, most // each)
         if more > 0:
-            self._held.append(self._runtime.budget.reserve("sampler", more * self._waiting_bytes))
+            self._held.append(self._runtime.budget.reserve("sampler", more * each))
             self.batches += more
 
     @property

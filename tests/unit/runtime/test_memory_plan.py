@@ -26,6 +26,7 @@ FORMULAS: list[tuple[Part, Formula]] = [
     (tables.IO_BUFFERS, lambda total: min(4 << 20, total // 16)),
     (tables.WRITE_BUFFER, lambda total: min(1 << 20, max(16 << 10, total // 64)) // PAGE * PAGE),
     (tables.SAMPLER, lambda free: int(free * 0.5)),
+    (tables.MORE_WAITING, lambda free: free // 2),
     (tables.TOPOLOGY, lambda free: int(0.5 * free)),
     (tables.PAGE_SCRATCH, lambda available: min(available // 2, 16 << 20)),
     (tables.LIST_SCRATCH, lambda available: min(available // 8, 16 << 20)),

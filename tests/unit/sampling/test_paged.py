@@ -204,8 +204,8 @@ def test_each_page_is_read_once_per_hop_and_wave(tmp_path, make_runtime):
 
 
 @pytest.mark.exact_io
-def test_in_many_rounds_too_a_page_is_read_about_once(tmp_path, make_runtime):
-    """Batches that go over their nodes together want a page at about the same time."""
+def test_in_many_rounds_too_a_page_is_read_once(tmp_path, make_runtime):
+    """None of the batches goes on to lists that others do not reach in the same round."""
     graph = random_csc(40000, 600000, 2)
     disk = on_disk(tmp_path, make_runtime(threads=2), graph, scratch=1 << 17, indptr_in_memory=True)
     seeds = [list(range(i, 32000, 320)) for i in range(32)]
@@ -213,7 +213,7 @@ def test_in_many_rounds_too_a_page_is_read_about_once(tmp_path, make_runtime):
     rounds = sum(len(b.col) for b in draw(graph, seeds, (5, 5), seed=1)) / ((1 << 16) / 16)
     assert rounds > 10
     pages = graph[1].nbytes // 2 // PAGE  # half: 32 bits on disk
-    assert disk.reads() < 1.3 * 2 * pages * PAGE
+    assert disk.reads() < 0.7 * 2 * pages * PAGE  # hop 0 does not want all of them
     alone = disk.reads()
     for i, one in enumerate(seeds):
         disk.draw([one], (5, 5), seed=1, first_batch=i)
@@ -237,7 +237,7 @@ def test_in_little_memory_many_batches_wait_for_their_lists_together(tmp_path, m
     assert len(list((tmp_path / "paged").iterdir())) > 1
     for path in (tmp_path / "paged").iterdir():
         assert path.read_bytes() == (tmp_path / "memory" / path.name).read_bytes()
-    assert read["paged"] < 8 * read["memory"]
+    assert read["paged"] < 4.1 * read["memory"]
 
 
 @pytest.mark.exact_io
