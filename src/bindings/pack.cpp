@@ -38,6 +38,13 @@ PackStreams tailed_streams(Ids out_offset, Bytes tails, Array1<int64_t> written)
   return streams;
 }
 
+template <auto Move>
+void move_tails(Scatter& self, FileId out_file, Ids out_offset, Bytes tails, Array1<int64_t> written) {
+  const PackStreams streams = tailed_streams(out_offset, tails, written);
+  nb::gil_scoped_release release;
+  (self.*Move)(out_file, streams);
+}
+
 }  // namespace
 
 void bind_pack(nb::module_& m) {
@@ -98,22 +105,10 @@ void bind_pack(nb::module_& m) {
           },
           "data"_a, "first_row"_a, "rows"_a, "stride"_a, "ids_file"_a, "out_file"_a, "out_pages"_a,
           "ids_offset"_a, "ids_count"_a, "out_offset"_a, "crc"_a, "tails"_a, "written"_a)
-      .def(
-          "write_tails",
-          [](Scatter& self, FileId out_file, Ids out_offset, Bytes tails, Array1<int64_t> written) {
-            const PackStreams streams = tailed_streams(out_offset, tails, written);
-            nb::gil_scoped_release release;
-            self.write_tails(out_file, streams);
-          },
-          "out_file"_a, "out_offset"_a, "tails"_a, "written"_a)
-      .def(
-          "read_tails",
-          [](Scatter& self, FileId out_file, Ids out_offset, Bytes tails, Array1<int64_t> written) {
-            const PackStreams streams = tailed_streams(out_offset, tails, written);
-            nb::gil_scoped_release release;
-            self.read_tails(out_file, streams);
-          },
-          "out_file"_a, "out_offset"_a, "tails"_a, "written"_a);
+      .def("write_tails", &move_tails<&Scatter::write_tails>, "out_file"_a, "out_offset"_a, "tails"_a,
+           "written"_a)
+      .def("read_tails", &move_tails<&Scatter::read_tails>, "out_file"_a, "out_offset"_a, "tails"_a,
+           "written"_a);
 }
 
 }  // namespace outcrop

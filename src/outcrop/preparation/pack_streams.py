@@ -86,14 +86,16 @@ class RowStreams:
     def of_batches(
         self, outputs: OutputFiles, files: RowsFiles, noted: RowsJournal, batches: range, tail_bytes: int = 0
     ) -> Iterator[Streams]:
-        """Yields the streams of packed ``batches``, those of each file of records together, each with a tail."""
+        """Yields the streams of packed ``batches``, those of each file of records together, each with a tail of
+        ``tail_bytes``; 0: none has one.
+        """
         for first, stop in pairwise(self._placed.placement.part_bounds.tolist()):
             own = range(max(first, batches.start), min(stop, batches.stop))
             if own:
                 yield self._of_part(outputs, files, noted, own, tail_bytes)
 
     def _of_part(
-        self, outputs: OutputFiles, files: RowsFiles, noted: RowsJournal, batches: range, tail_bytes: int = 0
+        self, outputs: OutputFiles, files: RowsFiles, noted: RowsJournal, batches: range, tail_bytes: int
     ) -> Streams:
         section, placed, hops = self._section, self._placed, self._section.num_runs
         count = len(batches) * hops

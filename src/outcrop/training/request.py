@@ -39,9 +39,8 @@ from outcrop.training.processes import for_processes
 from outcrop.training.supply import folder_beside
 from outcrop.training.weights import check_class_weights
 
-_SMALL_BYTES = (
-    4 << 30
-)  # read and written while preparing and training: so much is done when others have looked
+# Read and written while preparing and training: so much is done when others have looked.
+_SMALL_BYTES = 4 << 30
 
 
 def _choose_batches(asked: TrainOptions, said: Choices, group: Group | None) -> BatchChoice:

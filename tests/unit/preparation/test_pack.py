@@ -390,9 +390,7 @@ def test_what_streams_hold_until_it_is_written_changes_nothing(
     packed_to = packing.pack(graph, run.samples, run.placement, tmp_path / "pack", limited)
     assert packed_to.passes > 1 or pages < 8
     check(run, as_rows(random_features(500, width, dtype)))
-    if (
-        pages
-    ):  # each byte once, and at the end of each stream and of each part of the features what it holds then
+    if pages:  # each byte once, and what a stream holds at its end and whenever the journal notes something
         streams = len(run.placement.packed_batches) * run.placement.files[0].section(run.samples).num_runs
         ends = 9 * packed_to.passes * streams * pages * PAGE
         whole = sum(path.stat().st_size for path in (tmp_path / "pack").glob("*.bin"))
@@ -504,9 +502,7 @@ def test_what_was_packed_leaves_the_page_cache(
 ) -> None:
     """Unless so little goes to each place at a time that most pages would have to be read again to go on."""
     skip_without_page_cache(tmp_path, runtime := make_runtime(threads=1))
-    monkeypatch.setattr(
-        RowsPacker, "_choose_tails", lambda self: 0
-    )  # with tails nothing waits in the page cache
+    monkeypatch.setattr(RowsPacker, "_choose_tails", lambda self: 0)  # with them the cache has nothing
     graph = a_graph(tmp_path / "g", runtime, width=width)
     sample_set = sampled(graph, tmp_path, runtime)
     placement = planned(graph, tmp_path, runtime, sample_set, config_with_cache(sample_set, width * 4, 0))
