@@ -70,8 +70,8 @@ def install() -> None:
 
 def end_at_once() -> None:
     """Has a signal end the process without a word from now on; one that was put off comes to nothing."""
+    _hear_none()  # first: nothing can be put off any more
     signal.setitimer(signal.ITIMER_REAL, 0)
-    _hear_none()
 
 
 @contextmanager
