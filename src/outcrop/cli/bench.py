@@ -29,6 +29,7 @@ EXPERIMENTS = (
     "memory-curve",
     "scale",
     "scale-out",
+    "papers100m",
     "quality",
     "io",
     "cost-model",
@@ -56,7 +57,10 @@ def bench(
         "bench-data"
     ),
     nodes: Annotated[
-        int | None, typer.Option("--nodes", help="Smaller or larger than the standard 2,000,000.")
+        int | None,
+        typer.Option(
+            "--nodes", help="Smaller or larger than the standard 2,000,000 (papers100m: 111,059,956)."
+        ),
     ] = None,
     fanouts: common.Fanouts = "10,10",
     batch_size: Annotated[
@@ -130,6 +134,7 @@ def bench(
         layout,
         orders,
         origin,
+        papers100m,
         pipeline,
         prepare,
         quality,
@@ -186,6 +191,11 @@ def bench(
                 tuple(_numbers(machines, int)),
                 ClusterConfig(network=network),
             ),
+            say,
+        ),
+        "papers100m": lambda: papers100m.run(
+            folder,
+            papers100m.Size(nodes or papers100m.NODES, fanouts, setting.batch_size),
             say,
         ),
         "quality": lambda: (
