@@ -10,6 +10,7 @@
 
 #include "bindings.h"
 #include "embed/bucket_sort.h"
+#include "embed/compare.h"
 #include "embed/queries.h"
 #include "embed/row_update.h"
 #include "embed/slab_swap.h"
@@ -247,6 +248,60 @@ void bind_embed(nb::module_& m) {
       },
       "scores"_a, "positive"_a, "to_positive"_a, "workers"_a,
       "Sum of log(exp(positive) + exp(scores).sum(1)) - positive; scores become their gradient.");
+
+  nb::class_<SoftmaxCompare>(
+      m, "SoftmaxCompare",
+      "Scores of queries against the candidates of their chunk, their softmax loss and all gradients.")
+      .def(
+          "__init__",
+          [](SoftmaxCompare* self, WorkerPool& workers, size_t edges, size_t chunk, size_t candidates,
+             size_t width, size_t slots) {
+            if (chunk == 0 || slots == 0)
+              throw Error(ErrorKind::argument, "a chunk has no edges, or no task may run");
+            new (self) SoftmaxCompare({edges, chunk, candidates, width}, slots, workers);
+          },
+          "workers"_a, "edges"_a, "chunk"_a, "candidates"_a, "width"_a, "slots"_a, nb::keep_alive<1, 2>())
+      .def_static(
+          "bytes",
+          [](size_t edges, size_t chunk, size_t candidates, size_t width, size_t slots) {
+            if (chunk == 0) throw Error(ErrorKind::argument, "a chunk has no edges");
+            return SoftmaxCompare::bytes({edges, chunk, candidates, width}, slots);
+          },
+          "edges"_a, "chunk"_a, "candidates"_a, "width"_a, "slots"_a, "Bytes that one holds.")
+      .def(
+          "run",
+          [](SoftmaxCompare& self, const ConstTable& queries, Floats positive, const ConstTable& candidates,
+             Ids ids, Ids wanted, Table to_queries, Array1<float> to_positive, Table to_candidates) {
+            const CompareShape& shape = self.shape();
+            const size_t n = queries.shape(0) / 2, chunks = (n + shape.chunk - 1) / shape.chunk;
+            const auto check = [&](const auto& table, size_t rows, const char* name) {
+              if (table.shape(0) != rows || table.shape(1) != shape.width)
+                throw Error(ErrorKind::argument, std::string(name) + " have another shape");
+            };
+            check(queries, 2 * n, "queries");
+            check(to_queries, 2 * n, "gradients of queries");
+            check(to_candidates, candidates.shape(0), "gradients of candidates");
+            check(candidates, chunks == 0 ? 0 : candidates.shape(0) / chunks * chunks, "candidates");
+            check_length("positive", positive.size(), 2 * n);
+            check_length("to_positive", to_positive.size(), 2 * n);
+            check_length("wanted", wanted.size(), 2 * n);
+            check_length("ids", ids.size(), candidates.shape(0));
+            const CompareBatch batch{n,
+                                     chunks == 0 ? 0 : candidates.shape(0) / chunks,
+                                     queries.data(),
+                                     positive.data(),
+                                     candidates.data(),
+                                     ids.data(),
+                                     wanted.data(),
+                                     to_queries.data(),
+                                     to_positive.data(),
+                                     to_candidates.data()};
+            nb::gil_scoped_release release;
+            return self.run(batch);
+          },
+          "queries"_a, "positive"_a, "candidates"_a, "ids"_a, "wanted"_a, "to_queries"_a, "to_positive"_a,
+          "to_candidates"_a,
+          "Sum of the losses; writes the gradients of queries and positive, adds those of candidates.");
 }
 
 }  // namespace outcrop

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/random.h"
 #include "embed/bucket_sort.h"
+#include "embed/compare.h"
 #include "embed/row_update.h"
 #include "embed/softmax.h"
 
@@ -137,6 +138,70 @@ TEST(Softmax, OnePassIsTheFormula) {
     }
     EXPECT_NEAR(loss, expected, 1e-4 * expected + 1e-6);
   }
+}
+
+// Several blocks of a chunk, several tiles of a block, a chunk that is not full.
+TEST(Compare, OnePassIsTheFormulaForAnyThreads) {
+  constexpr size_t kEdges = 700, kChunk = 300, kCandidates = 37, kWidth = 19, kChunks = 3;
+  RandomStream random(7, 8);
+  std::vector<float> queries(2 * kEdges * kWidth), candidates(kChunks * kCandidates * kWidth);
+  std::vector<float> positive(2 * kEdges);
+  std::vector<int64_t> ids(kChunks * kCandidates), wanted(2 * kEdges);
+  for (float& x : queries) x = static_cast<float>(random.below(2000)) / 1000 - 1;
+  for (float& x : candidates) x = static_cast<float>(random.below(2000)) / 1000 - 1;
+  for (float& x : positive) x = static_cast<float>(random.below(2000)) / 500 - 2;
+  for (int64_t& id : ids) id = static_cast<int64_t>(random.below(30));
+  for (int64_t& w : wanted) w = static_cast<int64_t>(random.below(30));
+
+  double loss = 0;
+  std::vector<double> to_queries(queries.size()), to_candidates(candidates.size(), 1),
+      to_positive(positive.size());
+  for (size_t i = 0; i < 2 * kEdges; ++i) {
+    const size_t chunk = i % kEdges / kChunk;
+    double total = std::exp(double{positive[i]});
+    std::vector<double> weights(kCandidates);
+    for (size_t j = 0; j < kCandidates; ++j) {
+      const size_t row = chunk * kCandidates + j;
+      double score = 0;
+      for (size_t w = 0; w < kWidth; ++w)
+        score += double{queries[i * kWidth + w]} * double{candidates[row * kWidth + w]};
+      weights[j] = ids[row] == wanted[i] ? 0 : std::exp(score);
+      total += weights[j];
+    }
+    loss += std::log(total) - double{positive[i]};
+    to_positive[i] = std::exp(double{positive[i]}) / total - 1;
+    for (size_t j = 0; j < kCandidates; ++j)
+      for (size_t w = 0; w < kWidth; ++w) {
+        const size_t row = (chunk * kCandidates + j) * kWidth + w;
+        to_queries[i * kWidth + w] += weights[j] / total * double{candidates[row]};
+        to_candidates[row] += weights[j] / total * double{queries[i * kWidth + w]};
+      }
+  }
+
+  std::vector<float> first;
+  for (const unsigned threads : {1u, 3u}) {
+    for (const size_t slots : {size_t{1}, size_t{2}, size_t{9}}) {
+      WorkerPool workers(threads);
+      SoftmaxCompare compare({kEdges + 50, kChunk, kCandidates + 3, kWidth}, slots, workers);
+      for (int round = 0; round < 2; ++round) {
+        std::vector<float> q(queries.size()), p(positive.size()), c(candidates.size(), 1);
+        const double found =
+            compare.run({kEdges, kCandidates, queries.data(), positive.data(), candidates.data(), ids.data(),
+                         wanted.data(), q.data(), p.data(), c.data()});
+        EXPECT_NEAR(found, loss, 1e-5 * loss);
+        for (size_t i = 0; i < q.size(); ++i) ASSERT_NEAR(q[i], to_queries[i], 1e-5);
+        for (size_t i = 0; i < p.size(); ++i) ASSERT_NEAR(p[i], to_positive[i], 1e-5);
+        for (size_t i = 0; i < c.size(); ++i) ASSERT_NEAR(c[i], to_candidates[i], 1e-3);
+        if (first.empty()) first = c;
+        EXPECT_EQ(c, first);
+      }
+    }
+  }
+  WorkerPool workers(1);
+  SoftmaxCompare small({10, 4, 5, kWidth}, 1, workers);
+  EXPECT_THROW(small.run({11, 5}), Error);
+  EXPECT_THROW(small.run({1, 6}), Error);
+  EXPECT_EQ(small.run({}), 0);
 }
 
 }  // namespace

@@ -16,6 +16,13 @@ namespace {
 
 constexpr size_t kGrain = 256;  // rows that a thread takes at least
 
+constexpr size_t kAhead = 8;  // rows whose memory is asked for before it is needed
+
+OUTCROP_INLINE void prefetch(const float* row, size_t floats) {
+  constexpr size_t kLineFloats = 16;
+  for (size_t k = 0; k < floats; k += kLineFloats) __builtin_prefetch(row + k, 1);
+}
+
 struct Touch {
   static constexpr unsigned kKeyWords = 1;
   uint64_t row, position;
@@ -70,6 +77,8 @@ OUTCROP_INLINE void step_range(const RowTable& table, const Touched& touched, co
   for (size_t r = begin; r < end; ++r) {
     const Touch *first = touched.touches + touched.starts[r], *last = touched.touches + touched.starts[r + 1];
     const float* g = gradients + first->position * width;
+    if (r + kAhead < end)
+      prefetch(table.data + touched.touches[touched.starts[r + kAhead]].row * table.stride, table.stride);
     if (last - first > 1) {
       std::copy_n(g, width, sum);
       for (const Touch* t = first + 1; t < last; ++t) {
@@ -114,9 +123,12 @@ void start_rows(const RowTable& table, const int64_t* names, size_t n, float bou
 void take_rows(const RowTable& table, const int64_t* ids, size_t n, float* out, WorkerPool& workers) {
   check(table, ids, n);
   workers.split(n, kGrain, [&](size_t begin, size_t end) {
-    for (size_t i = begin; i < end; ++i)
+    for (size_t i = begin; i < end; ++i) {
+      if (i + kAhead < end)
+        prefetch(table.data + static_cast<size_t>(ids[i + kAhead]) * table.stride, table.width);
       std::memcpy(out + i * table.width, table.data + static_cast<size_t>(ids[i]) * table.stride,
                   table.width * sizeof(float));
+    }
   });
 }
 

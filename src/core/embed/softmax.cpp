@@ -67,10 +67,10 @@ OUTCROP_INLINE float exponentials(float* x, size_t k, float shift) {
 }
 
 OUTCROP_EVERY_ISA
-void softmax_rows(float* scores, size_t k, const float* positive, float* to_positive, double* losses,
-                  size_t begin, size_t end) {
-  for (size_t i = begin; i < end; ++i) {
-    float* row = scores + i * k;
+void rows_of(float* scores, size_t n, size_t k, size_t stride, const float* positive, float* to_positive,
+             double* losses) {
+  for (size_t i = 0; i < n; ++i) {
+    float* row = scores + i * stride;
     const float mine = positive[i];
     const float largest = largest_of(row, k, mine);
     const float others = exponentials(row, k, largest), own = std::exp(mine - largest), total = others + own;
@@ -104,9 +104,15 @@ void leave_out(const NegativeScores& scores, const int64_t* candidates, const in
 double softmax(const NegativeScores& scores, const float* positive, float* to_positive, WorkerPool& workers) {
   std::vector<double> losses(scores.n);
   workers.split(scores.n, kGrain, [&](size_t begin, size_t end) {
-    softmax_rows(scores.data, scores.k, positive, to_positive, losses.data(), begin, end);
+    rows_of(scores.data + begin * scores.k, end - begin, scores.k, scores.k, positive + begin,
+            to_positive + begin, losses.data() + begin);
   });
   return std::accumulate(losses.begin(), losses.end(), 0.0);
+}
+
+void softmax_rows(const NegativeScores& scores, size_t stride, const float* positive, float* to_positive,
+                  double* losses) {
+  rows_of(scores.data, scores.n, scores.k, stride, positive, to_positive, losses);
 }
 
 }  // namespace outcrop

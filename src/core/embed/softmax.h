@@ -22,4 +22,8 @@ void leave_out(const NegativeScores& scores, const int64_t* candidates, const in
 // the scores over them and that by positive to to_positive [n]. NaN where a score is NaN or infinite.
 double softmax(const NegativeScores& scores, const float* positive, float* to_positive, WorkerPool& workers);
 
+// The same by one thread, of rows that begin `stride` floats after each other; the losses [n] of all rows apart.
+void softmax_rows(const NegativeScores& scores, size_t stride, const float* positive, float* to_positive,
+                  double* losses);
+
 }  // namespace outcrop

@@ -200,6 +200,9 @@ class GpuStepper(Stepper):
         self._ids = torch.empty(numbers, dtype=torch.int64, device=device)
         self._slots = [_Slot(numbers, runtime) for _ in range(self.ahead + 1)]
 
+    def _open_one_pass(self, runtime: Runtime) -> None:
+        """Opens nothing: that is the CPU's."""
+
     def _reserve(self, runtime: Runtime, num_bytes: int) -> Any:
         plan = self._plan() if self._fused else None
         self._most = 0 if plan is None else plan.most

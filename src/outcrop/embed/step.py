@@ -7,6 +7,7 @@ that the scores of a chunk are one product of 2 x chunk by negatives, and so is 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ import outcrop._core as _core
 from outcrop.config import EmbedConfig
 from outcrop.embed.losses import loss_function
 from outcrop.embed.scores import Score, score_function
+from outcrop.embed.similarity import Dot
 from outcrop.errors import BudgetError
 from outcrop.runtime.runtime import Runtime
 
@@ -29,6 +31,9 @@ _TILE_FLOATS = (
     1 << 20
 )  # of scores that are made, turned into gradients and used up while they are in the cache
 _LEAST_TILE = 64  # queries
+_SLOTS = (
+    4  # tasks of core/embed/compare.h that memory is counted for, on every machine; more where some is free
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class Batch:
 
     Attributes:
         ids: [n], of sources, targets, and the negatives of every chunk.
-        wanted: [2 b], what the queries look for, chunk by chunk: targets, then sources.
+        wanted: [2 b], what the queries look for, as they are computed together: targets, then sources.
         relation_ids: [b] or [2 b], rows of the relations.
     """
 
@@ -85,13 +90,22 @@ def most_rows(config: EmbedConfig) -> int:
 
 def batch_bytes(config: EmbedConfig) -> int:
     """Returns what a batch needs at most: vectors and gradients, queries, a tile of scores, and what the step sorts."""
-    rows, copies = (
-        most_rows(config),
-        2 if score_function(config.model, config.dim).compare.needs_scores else 1,
-    )
-    floats = 2 * rows * config.dim + (4 * config.batch + 16 * config.chunk) * config.dim
-    floats += tile_queries(config) * config.negatives * copies
-    return 4 * floats + _ID_BYTES * (rows + 2 * config.batch)
+    rows, compare = most_rows(config), score_function(config.model, config.dim).compare
+    held = 4 * (2 * rows + 4 * config.batch) * config.dim + _ID_BYTES * (rows + 2 * config.batch)
+    if in_one_pass(config):
+        return held + 4 * 4 * config.batch * config.dim + one_pass_bytes(config, _SLOTS)
+    scores = tile_queries(config) * config.negatives * (2 if compare.needs_scores else 1)
+    return held + 4 * (16 * config.chunk * config.dim + scores)
+
+
+def in_one_pass(config: EmbedConfig) -> bool:
+    """Tells whether the CPU makes scores, loss and gradients of a batch in one pass (core/embed/compare.h)."""
+    return config.loss == "softmax" and isinstance(score_function(config.model, config.dim).compare, Dot)
+
+
+def one_pass_bytes(config: EmbedConfig, slots: int) -> int:
+    """Returns what that holds where ``slots`` tasks run at a time."""
+    return _core.SoftmaxCompare.bytes(config.batch, config.chunk, config.negatives, config.dim, slots)
 
 
 class Stepper:
@@ -110,13 +124,28 @@ class Stepper:
             self._held = self._reserve(runtime, batch_bytes(config))
         except BudgetError as error:
             raise BudgetError(f"{error}, or lower --batch, --chunk, --negatives or --dim") from None
+        self._one_pass = self._open_one_pass(runtime)
         # torch aligns its memory, NumPy does not, and on that the last bits of a matrix product may depend.
         self._vectors = torch.empty(rows, config.dim, device=self.device)
         self._gradients = torch.empty(rows, config.dim, device=self.device)
-        self._scores = torch.empty(self._tile * config.negatives, device=self.device)
+        self._scores = torch.empty(0 if self._one_pass else self._tile * config.negatives, device=self.device)
         self._relation_rows: Any = None if relations is None else relations.rows
         self._nodes = self._options(config.learning_rate)
         self._edges = self._options(config.relation_learning_rate or config.learning_rate)
+
+    def _open_one_pass(self, runtime: Runtime) -> _core.SoftmaxCompare | None:
+        """Opens what makes scores, loss and gradients in one pass; None where that is done in another way."""
+        config, slots = self.config, _SLOTS
+        if not in_one_pass(config):
+            return None
+        if (threads := runtime.workers.threads) > slots:
+            more = one_pass_bytes(config, threads) - one_pass_bytes(config, slots)
+            with suppress(BudgetError):  # then some threads have nothing to do
+                self._more_held, slots = self._reserve(runtime, more), threads
+        self._span = -(-config.batch // config.chunk) * config.chunk
+        return _core.SoftmaxCompare(
+            runtime.workers, config.batch, config.chunk, config.negatives, config.dim, min(slots, threads)
+        )
 
     def _options(self, rate: float) -> _core.StepOptions:
         options = _core.StepOptions()
@@ -150,9 +179,9 @@ class Stepper:
             assert relation is not None
             relation_ids = self.relations.ids(relation)
         sizes = [len(others) for others in negatives]
-        batch = self._sent(
-            np.concatenate([source, target, *negatives]), self._wanted(source, target), relation_ids
-        )
+        span = self._span if len(set(sizes)) == 1 else self.config.chunk
+        wanted = self._wanted(source, target, span if self._one_pass else self.config.chunk)
+        batch = self._sent(np.concatenate([source, target, *negatives]), wanted, relation_ids)
         x, gx = self._vectors[: len(batch.ids)], self._gradients[: len(batch.ids)]
         self._take(rows, batch.ids, x)
         gx.zero_()
@@ -161,7 +190,7 @@ class Stepper:
             r = x.new_empty(len(batch.relation_ids), self.score.relation_width(self.config.dim))
             self._take(self._relation_rows, batch.relation_ids, r)
             gr = torch.zeros_like(r)
-        loss = self._losses((x, gx), (r, gr), batch, len(source), sizes)
+        loss = self._losses((x, gx), (r, gr), batch, len(source), sizes, span)
         self._nodes.step = self._edges.step = step
         self._step(rows, batch.ids, gx, self._nodes)
         if gr is not None:
@@ -179,15 +208,16 @@ class Stepper:
         batch: Batch,
         count: int,
         sizes: list[int],
+        span: int,
     ) -> Any:
         """Returns the loss of ``count`` edges; gradients are added to the second of either pair.
 
         Args:
             sizes: Negatives of each chunk.
+            span: Edges that are computed together: a chunk, or several with as many negatives each.
         """
         (x, gx), (r, gr), chunk = vectors, relations, self.config.chunk
         ends = 2 * count + np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-        span = self._span if len(set(sizes)) == 1 else chunk
         loss = 0.0
         for begin in range(0, count, span):
             part = slice(begin, min(begin + span, count))
@@ -202,9 +232,9 @@ class Stepper:
             )
         return loss
 
-    def _wanted(self, source: np.ndarray, target: np.ndarray) -> np.ndarray:
-        """Returns what the queries look for, chunk by chunk: targets, then sources."""
-        parts = [slice(at, at + self.config.chunk) for at in range(0, len(source), self.config.chunk)]
+    def _wanted(self, source: np.ndarray, target: np.ndarray, together: int) -> np.ndarray:
+        """Returns what the queries look for, of ``together`` edges after the other: targets, then sources."""
+        parts = [slice(at, at + together) for at in range(0, len(source), together)]
         return np.concatenate([end[part] for part in parts for end in (target, source)])
 
     def _sent(self, ids: np.ndarray, wanted: np.ndarray, relation_ids: np.ndarray | None) -> Batch:
@@ -286,6 +316,11 @@ class Stepper:
         """
         compare, loss = self.score.compare, 0.0
         (negatives, wanted), (to_queries, to_positive, to_candidates) = rows, to
+        if self._one_pass is not None:
+            return self._one_pass.run(
+                queries.numpy(), positive.numpy(), candidates.numpy(), negatives, wanted,
+                to_queries.numpy(), to_positive.numpy(), to_candidates.numpy(),
+            )  # fmt: skip
         for begin in range(0, len(queries), self._tile):
             tile = slice(begin, begin + self._tile)
             some = queries[tile]

@@ -156,6 +156,79 @@ def test_softmax_in_one_pass_equals_cross_entropy(shape, scale):
     torch.testing.assert_close(negative.double(), want[1], rtol=1e-5, atol=1e-37)  # scores near 87 round
 
 
+@pytest.mark.parametrize(
+    ("edges", "chunk", "k", "width"),
+    [
+        (1, 1, 1, 1),
+        (7, 3, 5, 3),
+        (48, 48, 16, 16),
+        (1000, 400, 100, 100),
+        (700, 1000, 33, 130),
+        (481, 241, 1000, 17),
+    ],
+)
+def test_comparing_in_one_pass_equals_autograd(edges, chunk, k, width):
+    torch.manual_seed(3)
+    chunks = -(-edges // chunk)
+    queries, candidates = torch.randn(2 * edges, width) / 4, torch.randn(chunks * k, width) / 4
+    positive, ids, wanted = (
+        torch.randn(2 * edges),
+        torch.randint(0, 40, (chunks * k,)),
+        torch.randint(0, 40, (2 * edges,)),
+    )
+    exact = [x.double().requires_grad_() for x in (queries, positive, candidates)]
+    place = torch.arange(2 * edges) % edges // chunk
+    scores = (exact[0][:, None] * exact[2].view(chunks, k, width)[place]).sum(2)
+    scores = scores.masked_fill(wanted[:, None] == ids.view(chunks, k)[place], -torch.inf)
+    rows = torch.cat([exact[1][:, None], scores], 1)
+    expected = torch.nn.functional.cross_entropy(
+        rows, torch.zeros(2 * edges, dtype=torch.int64), reduction="sum"
+    )
+    want = torch.autograd.grad(expected, exact)
+    found = {}
+    for threads in (1, 2):
+        workers = _core.WorkerPool(threads)
+        compare = _core.SoftmaxCompare(workers, edges, chunk, k, width, 3)
+        to = torch.empty_like(queries), torch.empty_like(positive), torch.ones_like(candidates)
+        arrays = [x.numpy() for x in (queries, positive, candidates, ids, wanted, *to)]
+        value = compare.run(*arrays)
+        assert value == pytest.approx(expected.item(), rel=1e-5)
+        torch.testing.assert_close(to[0].double(), want[0], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(to[1].double(), want[1], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(to[2].double() - 1, want[2], rtol=1e-4, atol=2e-5)
+        found[threads] = (value, *(x.clone() for x in to))
+    assert found[1][0] == found[2][0]
+    assert all(torch.equal(a, b) for a, b in zip(found[1][1:], found[2][1:], strict=True))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_comparing_in_one_pass_does_not_hide_what_is_no_number(bad):
+    compare = _core.SoftmaxCompare(_core.WorkerPool(1), 2, 2, 3, 4, 1)
+    queries, candidates, ids = np.ones((4, 4), np.float32), np.ones((3, 4), np.float32), np.zeros(3, np.int64)
+    queries[2, 1] = bad
+    to = np.empty_like(queries), np.empty(4, np.float32), np.zeros_like(candidates)
+    assert np.isnan(compare.run(queries, np.ones(4, np.float32), candidates, ids, np.ones(4, np.int64), *to))
+
+
+def test_comparing_in_one_pass_refuses_what_it_has_no_room_for():
+    compare = _core.SoftmaxCompare(_core.WorkerPool(1), 2, 2, 3, 4, 1)
+
+    def run(edges, k, width):
+        rows, others = np.ones((2 * edges, width), np.float32), np.ones((k, width), np.float32)
+        numbers = np.zeros(2 * edges, np.float32)
+        return compare.run(
+            rows, numbers, others, np.zeros(k, np.int64), np.ones(2 * edges, np.int64),
+            np.empty_like(rows), np.empty_like(numbers), np.zeros_like(others),
+        )  # fmt: skip
+
+    assert run(2, 3, 4) > 0
+    for sizes in ((3, 3, 4), (2, 4, 4), (2, 3, 5)):
+        with pytest.raises(ArgumentError, match=r"more than there is room for|another shape"):
+            run(*sizes)
+    with pytest.raises(ArgumentError, match="has no edges"):
+        _core.SoftmaxCompare(_core.WorkerPool(1), 2, 0, 3, 4, 1)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_softmax_does_not_hide_what_is_no_number(bad):
     scores, out = np.zeros((2, 33), np.float32), np.empty(2, np.float32)

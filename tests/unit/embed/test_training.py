@@ -312,15 +312,20 @@ def test_the_budget_holds(tmp_path, make_runtime):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"model": "rotate", "negatives": 90}, {"by_degree": 0.5, "dim": 100}]
+    ("options", "least"),
+    [
+        ({}, 1400 << 10),
+        ({"model": "rotate", "negatives": 90}, 1400 << 10),
+        ({"by_degree": 0.5, "dim": 100}, 1700 << 10),
+    ],
 )
-def test_partitions_follow_from_the_budget(tmp_path, make_runtime, options):
+def test_partitions_follow_from_the_budget(tmp_path, make_runtime, options, least):
     setup = make_runtime()
     source = open_source(knowledge_graph(tmp_path, setup, train=random_triples(3000, 4, 6000)))
     config = replace(CONFIG, **{"dim": 64, "epochs": 1, **options})
     sizes = source.num_nodes, source.count("train"), source.num_relations
     found = []
-    for memory in (1400 << 10, 2 << 20, 3 << 20, 64 << 20):
+    for memory in (least, least + (648 << 10), 3 << 20, 64 << 20):
         runtime = make_runtime(memory)
         p = fewest_partitions(*sizes, config, runtime.budget.free_bytes)
         run = tmp_path / f"run-{memory}"
