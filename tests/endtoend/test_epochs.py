@@ -149,7 +149,7 @@ def test_what_is_counted_is_never_less_than_what_is_written(graph: Graph, tmp_pa
             run = tmp_path / f"{memory}-{count}"
             made = prepare(graph, run, memory=memory, epochs=count, **SAMPLING).disk_bytes
             assert made <= measured.run(count) <= most.run(count)
-            assert measured.fitting(measured.run(count) - measured.evaluation) == count
+            assert measured.fitting_with_test(measured.run(count) - measured.evaluation) == count
     assert epoch_choice.most_bytes(graph, SampleConfig((3, -1)), limits) is None
     assert epoch_choice.most_bytes(graph, SampleConfig(sampler="shadow"), limits) is None
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from outcrop.advisor import auto
 from outcrop.config import PlanConfig, SampleConfig, TrainConfig, format_bytes
 from outcrop.errors import BudgetError, FormatError
+from outcrop.preparation.plan import packs_test
 from outcrop.runtime import memory_tables
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.store import record
@@ -32,12 +33,17 @@ class EpochBytes:
         evaluation: Bytes of the batches of the evaluation splits, likewise.
         rows: Bytes of all rows that an epoch wants, repeats counted.
         most_cached: Bytes of all caches at the most.
+        test: Bytes of the rows of the test batches that no cache holds, which are packed if there are few of them.
+        test_batches, train_batches: Numbers of batches, of the training split those of an epoch.
     """
 
     epoch: int
     evaluation: int
     rows: int
     most_cached: int
+    test: int = 0
+    test_batches: int = 0
+    train_batches: int = 0
 
     def cached(self, epochs: int) -> int:
         return min(self.most_cached, (epochs + 1) * self.rows)
@@ -47,9 +53,23 @@ class EpochBytes:
         with_caches = (space - self.rows) // max(self.epoch + self.rows, 1)  # caches that still grow
         return max((space - self.most_cached) // max(self.epoch, 1), with_caches, 0)
 
+    def fitting_with_test(self, space: int) -> int:
+        """Does as :meth:`fitting`, of a run that has the test batches too."""
+        with_test = self.fitting(space - self.test)
+        if self._packs_test(with_test):
+            return with_test
+        without = self.fitting(space)
+        while without > with_test and self._packs_test(without):
+            without -= 1
+        return without
+
     def run(self, epochs: int) -> int:
         """Returns bytes of a run of ``epochs``, no row of it shared by batches."""
-        return self.cached(epochs) + self.evaluation + epochs * self.epoch
+        test = self.test if self._packs_test(epochs) else 0
+        return self.cached(epochs) + self.evaluation + test + epochs * self.epoch
+
+    def _packs_test(self, epochs: int) -> bool:
+        return packs_test(self.test_batches, epochs * self.train_batches)
 
 
 @dataclass(frozen=True)
@@ -157,7 +177,7 @@ def _fitting(
         size = measured_bytes(graph, sampling, limits)
     except BudgetError:  # preparing will say what it needs
         return epochs, None
-    return size.fitting(limit - size.evaluation), size
+    return size.fitting_with_test(limit - size.evaluation), size
 
 
 def most_bytes(graph: Graph, sampling: SampleConfig, limits: PlanConfig) -> EpochBytes | None:
@@ -217,7 +237,16 @@ def _of_batches(
     train = batches("train") if count is None else count
     evaluation = batches("valid") * packed + batches("test") * structure
     caches = graph.feature_bytes if limits.memory is None else min(limits.memory, graph.feature_bytes)
-    return EpochBytes(math.ceil(train * packed), math.ceil(evaluation), math.ceil(train * rows), caches)
+    return EpochBytes(
+        math.ceil(train * packed),
+        math.ceil(evaluation),
+        math.ceil(train * rows),
+        caches,
+        # A plan packs them only where no disk space is named.
+        0 if limits.disk_space is not None else math.ceil(batches("test") * (packed - structure)),
+        batches("test") if limits.disk_space is None else 0,
+        train,
+    )
 
 
 def _all(epochs: int) -> str:

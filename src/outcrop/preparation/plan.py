@@ -27,6 +27,8 @@ from outcrop.store.manifest import Manifest
 from outcrop.store.placement import FORMAT, VERSIONS
 from outcrop.store.samples import SampleSet
 
+_TEST_SHARE = 4
+
 
 def expected(graph: Graph, samples: SampleSet, config: PlanConfig) -> tuple[dict, dict[str, str]]:
     """Returns config and input digests of the artifact that :func:`plan` would write."""
@@ -112,10 +114,28 @@ def _described(drafts: list[RowsDraft], memory: HostMemory) -> dict[str, Any]:
     }
 
 
+def packs_test(test_batches: int, train_batches: int) -> bool:
+    """Tells whether batches of test nodes, which are needed once, are packed where no disk space is named.
+
+    Reading their rows one by one takes several times as long as packing them with the others, but nobody asked for a
+    disk full of them: they may be a quarter of the training batches of all epochs.
+    """
+    return 0 < _TEST_SHARE * test_batches <= train_batches
+
+
 def packed_batches(samples: SampleSet, config: PlanConfig) -> np.ndarray:
     """Gives numbers of the batches that are packed, int64 [P], part after part; the others are read row by row when
     they are needed.
     """
-    groups = [samples.groups[s].all_batches() for s in config.packed_splits if s in samples.groups]
+    of = {split: group.all_batches() for split, group in samples.groups.items()}
+    splits = [split for split in config.packed_splits if split in of]
+    if (
+        config.disk_space is None
+        and config.packed_splits == PlanConfig().packed_splits
+        and "train" in of
+        and packs_test(len(of.get("test", ())), len(of["train"]))
+    ):
+        splits.append("test")
+    groups = [of[split] for split in splits]
     every = np.concatenate([np.arange(g.start, g.stop, dtype=np.int64) for g in groups])
     return every[np.argsort(samples.part[every], kind="stable")]

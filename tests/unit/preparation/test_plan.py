@@ -16,6 +16,7 @@ from outcrop.config import PlanConfig
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.loading.open import open_session
 from outcrop.preparation import cached_rows
+from outcrop.preparation.plan import packed_batches
 from outcrop.preparation.plan_memory import memory_plan
 from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
@@ -51,6 +52,12 @@ def popularity(sample_set: SampleSet, splits: tuple[str, ...], num_nodes: int) -
     return np.bincount(np.concatenate(ids), minlength=num_nodes)
 
 
+def with_few_test_batches(sample_set: SampleSet, splits: tuple[str, ...]) -> tuple[str, ...]:
+    """By default batches of test nodes are packed where they are a quarter of those of training at the most."""
+    test, train = (len(sample_set.groups[split].all_batches()) for split in ("test", "train"))
+    return (*splits, "test") if splits == ("train", "valid") and 4 * test <= train else splits
+
+
 def hottest(counts: np.ndarray) -> np.ndarray:
     """Wanted nodes, most wanted first, of equals the lower id first."""
     order = np.lexsort((np.arange(len(counts)), -counts))
@@ -72,6 +79,7 @@ def test_the_hottest_rows_are_cached_nearest(made, tmp_path, host, device, split
     graph, sample_set, runtime = made
     config = config_with_cache(sample_set, 100, host, device, packed_splits=splits)
     placement = planned(graph, tmp_path, runtime, sample_set, config)
+    splits = with_few_test_batches(sample_set, splits)
     ranked = hottest(popularity(sample_set, splits, graph.num_nodes))
     assert placement.files[0].device_ids.tolist() == sorted(ranked[:device].tolist())
     assert placement.files[0].host_ids.tolist() == sorted(ranked[device : device + host].tolist())
@@ -210,11 +218,28 @@ def test_the_parts_of_a_plan_are_the_bytes_of_the_plan(tmp_path, make_runtime, o
 def test_without_limit_every_wanted_row_is_cached(made, tmp_path):
     graph, sample_set, runtime = made
     placement = planned(graph, tmp_path, runtime, sample_set, PlanConfig())
-    wanted = np.flatnonzero(popularity(sample_set, ("train", "valid"), graph.num_nodes))
+    splits = with_few_test_batches(sample_set, ("train", "valid"))
+    assert splits[-1] == "test"
+    wanted = np.flatnonzero(popularity(sample_set, splits, graph.num_nodes))
     assert placement.files[0].host_ids.tolist() == wanted.tolist()
     assert not placement.files[0].num_packed.any()
     assert len(placement.files[0].device_ids) == 0
-    check_tables(placement, sample_set, ("train", "valid"), 100)
+    check_tables(placement, sample_set, splits, 100)
+
+
+def test_many_test_batches_are_not_packed(made, tmp_path):
+    """They are needed once: nobody asked for a disk full of them, and where disk space is named, for any."""
+    graph, sample_set, runtime = made
+    few = planned(graph, tmp_path, runtime, sample_set, PlanConfig())
+    assert {*sample_set.groups["test"].all_batches()} <= {*few.packed_batches.tolist()}
+    groups = sample_set.groups
+    fewer = 4 * len(groups["test"].all_batches()) - 1
+    assert 0 < fewer < len(groups["train"].all_batches())
+    groups["train"] = replace(groups["train"], epochs=1, per_epoch=fewer)
+    many = packed_batches(sample_set, PlanConfig())
+    assert not {*many.tolist()} & {*groups["test"].all_batches()}
+    limited = packed_batches(sample_set, PlanConfig(disk_space=1 << 40))
+    assert not {*limited.tolist()} & {*groups["test"].all_batches()}
 
 
 def test_packed_split_that_is_not_there_is_left_out(tmp_path, make_runtime):
