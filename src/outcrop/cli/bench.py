@@ -23,6 +23,7 @@ EXPERIMENTS = (
     "loader",
     "prepare",
     "small-batches",
+    "new-batches",
     "regimes",
     "layout",
     "pipeline",
@@ -132,6 +133,7 @@ def bench(
         gpu_figures,
         io,
         layout,
+        new_batches,
         orders,
         origin,
         papers100m,
@@ -175,6 +177,9 @@ def bench(
         "prepare": lambda: prepare.run(folder, setting, say),
         "regimes": lambda: regimes.run(folder, cells, rounds, say),
         "small-batches": lambda: small_batches.run(folder, setting, say),
+        "new-batches": lambda: new_batches.run(
+            folder, setting, new_batches.CAPS if cap is None else (cap,), say
+        ),
         "layout": lambda: layout.run(folder, setting, say),
         "pipeline": lambda: pipeline.run(folder, setting, names, say),
         "memory-curve": lambda: curves.memory_curve(folder, setting, names, _numbers(caps, float), say),
