@@ -62,13 +62,15 @@ def test_equals_inference_in_memory(tmp_path: Path, runtime: Any, name: str, mem
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), made.reference(), rtol=1e-4, atol=1e-4)
     assert (report.rows, report.columns) == (3000, 5)
     assert report.bytes_written == report.predicted_bytes_written
-    spans = [layer["spans"] for layer in report.layers]
+    by_spans = [layer for layer in report.layers if not layer["passes"]]
     if memory is None:
-        assert spans == [1, 1, 1]
+        assert len(by_spans) == (3 if name == "transformer" else 0)
+        assert [layer["spans"] for layer in report.layers] == [1, 1, 1]
     else:
-        assert min(spans) > 3
+        assert len(by_spans) >= 2
+        assert min(layer["spans"] for layer in by_spans) > 3
         assert report.peak_host_bytes <= 1 << 20
-        assert all(layer["rows_by_level"].get("host", 0) > 0 for layer in report.layers)
+        assert all(layer["rows_by_level"].get("host", 0) > 0 for layer in by_spans)
     assert leftovers(tmp_path) == []
 
 
@@ -80,15 +82,14 @@ def test_narrow_features(tmp_path: Path, runtime: Any, dtype: str) -> None:
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), made.reference(), rtol=1e-4, atol=1e-3)
 
 
-def test_every_page_is_read_once_per_span(made: Made, runtime: Any) -> None:
-    """Without a budget: one span, so the features are read once, and the topology once."""
+def test_every_page_is_read_once(made: Made) -> None:
+    """Where all columns fit: the features and the topology, nothing else."""
     report = made.infer()
     first = report.layers[0]
     features, indices, indptr = (made.graph.spec(n).file_bytes for n in ("features", "indices", "indptr"))
     once = features + indices + indptr
     assert first["edges"] == made.graph.num_edges
-    # The rows of targets and of sources are asked for one after the other.
-    assert once <= first["bytes_read"] <= once + features + (1 << 14)
+    assert first["bytes_read"] == once
 
 
 def test_some_nodes_in_any_order(made: Made) -> None:
@@ -185,7 +186,7 @@ def test_killed_and_run_again(tmp_path: Path, runtime: Any) -> None:
     made = Made(tmp_path, runtime, "gcn", layers=3)
     made.infer("want.npy", memory=SMALL)
     killed = resumed = 0
-    for after in (1, 8, 20, 35, 50, 70):
+    for after in (1, 8, 20, 26, 32, 40):
         out = tmp_path / f"out-{after}.npy"
         ended = python(DYING, made.graph.path, made.checkpoint, out, DIE_AFTER=str(after))
         assert ended.returncode in (0, -signal.SIGKILL), ended.stderr

@@ -24,6 +24,7 @@ EXPERIMENTS = (
     "prepare",
     "small-batches",
     "new-batches",
+    "infer",
     "regimes",
     "layout",
     "pipeline",
@@ -131,6 +132,7 @@ def bench(
         embed,
         epoch,
         gpu_figures,
+        infer,
         io,
         layout,
         new_batches,
@@ -180,6 +182,7 @@ def bench(
         "new-batches": lambda: new_batches.run(
             folder, setting, new_batches.CAPS if cap is None else (cap,), say
         ),
+        "infer": lambda: infer.run(folder, setting, say),
         "layout": lambda: layout.run(folder, setting, say),
         "pipeline": lambda: pipeline.run(folder, setting, names, say),
         "memory-curve": lambda: curves.memory_curve(folder, setting, names, _numbers(caps, float), say),

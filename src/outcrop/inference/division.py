@@ -10,6 +10,7 @@ from outcrop.config import exact_bytes, least_bytes
 from outcrop.errors import BudgetError
 from outcrop.inference.steps import Step
 from outcrop.runtime import memory_tables
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 
 UNLIMITED_BYTES = 4 << 30  # what is planned with where there is no budget
@@ -94,6 +95,20 @@ def divide(step: Step, memory: int) -> Division:
         max(total - span_bytes - part_bytes - rows * per_slot_row, 0),
         step.num_rows <= targets and num_targets <= targets and most_edges <= edges,
     )
+
+
+def transferred_bytes(step: Step, division: Division) -> int:
+    """Counts about how many bytes a step without types reads and writes by spans: each span is taken to want sources at
+    random, and no row to be cached.
+    """
+    (shape,) = step.inputs.values()
+    page_rows = max(PAGE_BYTES // max(shape.row_bytes, 1), 1)
+    edges = sum(step.num_edges) * step.num_rows // max(step.to.target.num_nodes, 1)
+    count = max(-(-step.num_rows // division.targets), -(-edges // division.edges), 1)
+    pages = -(-shape.num_rows // page_rows)
+    wanted = count * min(-(-edges // count), pages) + min(step.num_rows, pages)
+    of_page = max(PAGE_BYTES, shape.row_bytes)
+    return wanted * of_page + 4 * edges + step.num_rows * step.output.row_bytes
 
 
 def scratch_bytes(total: int, step: Step) -> int:

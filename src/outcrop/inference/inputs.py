@@ -28,6 +28,7 @@ class InputShape:
         width: Values of a row.
         dtype: Their type, such as ``float32``.
         stored: Whether they lie on disk.
+        gapless: Whether one row begins where the other ends.
     """
 
     num_rows: int
@@ -35,6 +36,7 @@ class InputShape:
     width: int
     dtype: str
     stored: bool = True
+    gapless: bool = True
 
     @property
     def widened_bytes(self) -> int:
@@ -66,14 +68,14 @@ class StoredRows(InputRows):
 
     def __init__(self, array: DiskArray):
         spec = array.spec
-        self._array = array
+        self.array = array
         self.shape = InputShape(array.num_rows, array.row_bytes, spec.shape[1], spec.dtype)
 
     def open(self, runtime: Runtime, scratch_bytes: int) -> RowSource:
-        return DiskRows(self._array, runtime, scratch_bytes=scratch_bytes)
+        return DiskRows(self.array, runtime, scratch_bytes=scratch_bytes)
 
     def close(self) -> None:
-        self._array.close()
+        self.array.close()
 
 
 @final

@@ -220,8 +220,7 @@ class _GatSums(SoftmaxSums):
         assert conv.lin is not None
         self._conv, self._weight = conv, conv.lin.weight
         heads, width = conv.heads, conv.out_channels
-        by_head = self._weight.view(heads, width, -1)
-        self._vectors = torch.einsum("hco,shc->sho", by_head, torch.cat([conv.att_src, conv.att_dst]))
+        self._vectors = gat_vectors(conv)
         super().__init__(self._weight, targets, heads, width, step)
         self._target = self._weight.new_empty(targets, heads)
 
@@ -249,6 +248,15 @@ class _GatSums(SoftmaxSums):
     def finish(self, first: int, count: int, x: Tensor | None, scale: Tensor | None) -> Tensor:
         out = self._mean(slice(first, first + count))
         return (out.flatten(1) if self._conv.concat else out.mean(1)) + self._conv.bias
+
+
+def gat_vectors(conv: GATConv) -> Tensor:
+    """Returns [2, heads, in], whose products with a row are its scores as a source and as a target: a . (W x) = (W' a) .
+    x.
+    """
+    assert conv.lin is not None
+    by_head = conv.lin.weight.view(conv.heads, conv.out_channels, -1)
+    return torch.einsum("hco,shc->sho", by_head, torch.cat([conv.att_src, conv.att_dst]))
 
 
 @final

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from outcrop.runtime import memory_tables
 from outcrop.runtime.pipeline import Pipeline, Stage
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.edges import Span, SpanLists, spans
+from outcrop.store.graph import Graph
 from outcrop.store.graph_types import NodeType
 from outcrop.store.manifest import Manifest
 from outcrop.store.minibatch import MiniBatch, as_tensor
@@ -48,7 +49,9 @@ from outcrop.store.minibatch import MiniBatch, as_tensor
 class LayerStats:
     """Says what one layer did, in a graph with types for the nodes of ``node_type``.
 
-    ``rows_by_level``: where input rows came from.
+    ``passes``: how often the neighbor lists were read, where the layer was computed by columns; 0: it was computed by
+    spans of targets. ``output_bytes``: of the rows that it gave. ``rows_by_level``: where
+    input rows came from.
     """
 
     layer: int
@@ -56,9 +59,11 @@ class LayerStats:
     rows: int = 0
     spans: int = 0
     parts: int = 0
+    passes: int = 0
     edges: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
+    output_bytes: int = 0
     seconds: float = 0.0
     rows_by_level: dict[str, int] = field(default_factory=dict)
 
@@ -343,8 +348,20 @@ def _with_cache(
     return TieredRows(hot, held, rows, runtime)
 
 
+class ComputedLayer(Protocol):
+    """Gives the output of a layer."""
+
+    graph: Graph
+    stats: LayerStats
+
+    @property
+    def out_dim(self) -> int: ...
+    def outputs(self) -> Iterator[np.ndarray]: ...
+    def close(self) -> None: ...
+
+
 def run_layer(
-    layer: Layer, out: Path, config: dict[str, Any], inputs: dict[str, str], runtime: Runtime
+    layer: ComputedLayer, out: Path, config: dict[str, Any], inputs: dict[str, str], runtime: Runtime
 ) -> Manifest:
     """Writes the output of ``layer`` to ``out``: array ``rows``, float32 [targets, out_dim]."""
     return write_rows(layer.graph, layer.outputs(), layer.out_dim, out, config, inputs, runtime)

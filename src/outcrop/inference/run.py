@@ -23,9 +23,12 @@ from outcrop.errors import BudgetError, IoError
 from outcrop.inference import activations, division, edge_counts
 from outcrop.inference import export as exporting
 from outcrop.inference import layerwise as inferring
+from outcrop.inference.column_layer import ColumnLayer
+from outcrop.inference.columns import ColumnPlan
 from outcrop.inference.inputs import InputRows, MadeRows, StoredRows
 from outcrop.inference.steps import Step
 from outcrop.inference.task import InferTask
+from outcrop.inference.ways import ways_of
 from outcrop.inference.whole import WholeModel
 from outcrop.loading import session as load
 from outcrop.loading.feeders import SampledStructures
@@ -58,6 +61,8 @@ class InferReport:
         layers: Per layer that this call computed: rows, spans, parts, edges, bytes, seconds, rows by level.
         resumed_layers: Layers that an interrupted call had finished.
         predicted_bytes_written: What the layers of a whole, layer-wise run write, exactly.
+        predicted_bytes_read: What they read, exactly, where all of them are computed by columns; else None.
+        export_bytes_read: Bytes that were read of the last layer to write the output.
     """
 
     method: str
@@ -68,6 +73,8 @@ class InferReport:
     bytes_read: int = 0
     bytes_written: int = 0
     predicted_bytes_written: int | None = None
+    predicted_bytes_read: int | None = None
+    export_bytes_read: int = 0
     layers: list[dict[str, Any]] = field(default_factory=list)
     resumed_layers: int = 0
     peak_host_bytes: int = 0
@@ -124,7 +131,7 @@ def run(
         else:
             result = _sampled(task, work, config, report, runtime)
         runtime.progress.start("export", task.num_rows, "rows")
-        rows = activations.open_rows(result, runtime)
+        rows, before = activations.open_rows(result, runtime), runtime.io.counters.read_bytes
         try:
             numbers = task.row_numbers(rows.num_rows)
             named = task.out.suffix == ".parquet" and graph.has_names_of(task.node_type)
@@ -146,6 +153,7 @@ def run(
         activations.remove(work)
         held.release()
         report.bytes_read = runtime.io.counters.read_bytes
+        report.export_bytes_read = report.bytes_read - before
         report.bytes_written = runtime.io.counters.write_bytes
         report.peak_host_bytes = runtime.budget.peak_bytes
         report.peak_process_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -172,39 +180,36 @@ def _alone_in(work: Path) -> Iterator[None]:
 
 def _layerwise(task: InferTask, work: Path, report: InferReport, runtime: Runtime) -> Path:
     """Computes the layers that are missing; returns where the last one lies."""
-    graph, steps = task.graph, task.steps
+    graph, steps, ways = task.graph, task.steps, ways_of(task, division.memory_of(runtime))
     of_layers = [
         [record.align_page(step.num_rows * step.output.row_bytes) for step in layer] for layer in steps
     ]
     sizes = [sum(layer) for layer in of_layers]
-    uses_degrees = any(step.layer.uses_degrees for layer in steps for step in layer)
-    needs_counts = uses_degrees or not all(list(_divisions(task, runtime)))
-    if needs_counts:
-        sizes.append((1 if graph.is_typed else 2) * record.align_page(graph.num_nodes * 4))
-    report.predicted_bytes_written = sum(sizes)
+    extra = [max((ways.disk_bytes(step) for step in layer), default=0) for layer in steps]
+    if ways.counts is not None:
+        sizes.append(edge_counts.written_bytes(graph, ways.counts))
+    report.predicted_bytes_written = sum(sizes) + sum(map(ways.disk_bytes, ways.steps))
+    report.predicted_bytes_read = ways.bytes_read(graph)
     counts, depth = work / "counts", task.depth
     done = _finished(task, work)
     with manifests.naming_files(work):
         work.mkdir(exist_ok=True)
-    peak = max([a + b for a, b in zip([0, *sizes], sizes[:depth], strict=False)])
+    peak = max([a + b + c for a, b, c in zip([0, *sizes], sizes[:depth], extra, strict=False)])
     peak += sum(sizes[depth:]) + exporting.output_bytes(
         task.num_rows, task.out_dim, report.output, task.name_bytes
     )
     _check_space(task.out, peak, work)
-    there = manifests.is_current(
-        counts, edge_counts.COUNTS_FORMAT, edge_counts.COUNTS_VERSION, *edge_counts.expected_counts(graph)
-    )
     missing = [step for layer in steps for step in layer if step not in done]
-    if needs_counts and not there and missing:
-        edge_counts.count_edges(graph, counts, runtime)
+    if ways.counts is not None and missing and not edge_counts.are_there(graph, counts, ways.counts):
+        edge_counts.count_edges(graph, counts, runtime, ways.counts)
     report.resumed_layers = len(done)
     runtime.progress.start("infer", sum(step.num_rows for layer in steps for step in layer), "nodes")
     runtime.progress.advance("infer", sum(step.num_rows for step in done))
     for index, layer in enumerate(steps):
         for step in layer:
             if step in missing:
-                opened = edge_counts.open_counts(counts) if needs_counts else None
-                _run_step(task, work, step, opened, report, runtime)
+                opened = None if ways.counts is None else edge_counts.open_counts(counts)
+                _run_step(task, work, step, ways.plan_of(step), opened, report, runtime)
         if index and layer[-1] in missing:
             for step in steps[index - 1]:
                 activations.remove(work / step.name)
@@ -238,18 +243,10 @@ def _needs(
 def _fits(task: InferTask, limit: int) -> bool:
     try:
         with Runtime(limit) as runtime, runtime.budget.reserve("infer-ids", task.id_bytes):
-            list(_divisions(task, runtime))
+            ways_of(task, division.memory_of(runtime))
     except BudgetError:
         return False
     return True
-
-
-def _divisions(task: InferTask, runtime: Runtime) -> Iterator[bool]:
-    """Yields for each step whether one span holds everything. Raises BudgetError before any work starts."""
-    memory = division.memory_of(runtime)
-    for layer in task.steps:
-        for step in layer:
-            yield division.divide(step, memory).whole
 
 
 def _expected(task: InferTask, step: Step) -> tuple[dict, dict[str, str]]:
@@ -295,15 +292,22 @@ def _run_step(
     task: InferTask,
     work: Path,
     step: Step,
+    plan: ColumnPlan | None,
     counts: edge_counts.Counts | None,
     report: InferReport,
     runtime: Runtime,
 ) -> None:
     begin, before = time.monotonic(), runtime.io.counters
-    device = next(task.model.parameters()).device
     rows = _inputs(task, work, step, runtime)
     try:
-        layer = inferring.Layer(step, rows, counts, device, runtime)
+        layer: inferring.ComputedLayer
+        if plan is None:
+            device = next(task.model.parameters()).device
+            layer = inferring.Layer(step, rows, counts, device, runtime)
+        else:
+            (stored,) = rows.values()
+            assert isinstance(stored, StoredRows)
+            layer = ColumnLayer(step, plan, stored, counts, work / f"{step.name}.columns", runtime)
         try:
             with runtime.trace.span("infer-layer", layer=step.index):
                 inferring.run_layer(layer, work / step.name, *_expected(task, step), runtime)
@@ -315,6 +319,7 @@ def _run_step(
     after = runtime.io.counters
     layer.stats.seconds = time.monotonic() - begin
     layer.stats.bytes_read = after.read_bytes - before.read_bytes
+    layer.stats.output_bytes = layer.stats.rows * step.output.row_bytes
     layer.stats.bytes_written = after.write_bytes - before.write_bytes
     report.layers.append(layer.stats.as_dict())
 

@@ -131,4 +131,5 @@ def _shape_of_rows(graph: Graph, model: Model | TypedModel, node_type: NodeType)
             return InputShape(node_type.num_nodes, 4 * node.width, node.width, "float32", stored=False)
     (rows,) = (one for one in graph.row_files if one.owner == node_type)
     width, dtype = rows.spec.shape[1], rows.spec.dtype
-    return InputShape(rows.num_rows, storage_dtype(dtype).itemsize * width, width, dtype)
+    row_bytes = storage_dtype(dtype).itemsize * width
+    return InputShape(rows.num_rows, row_bytes, width, dtype, gapless=rows.spec.stride_bytes == row_bytes)

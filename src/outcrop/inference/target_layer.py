@@ -12,6 +12,7 @@ from typing import final
 from torch import Tensor
 
 from outcrop.inference import layer_sums
+from outcrop.inference.column_sums import ColumnSums, column_sums
 from outcrop.inference.layer_sums import AccumulatorBytes, LayerSums
 from outcrop.nn.models import Model
 
@@ -34,6 +35,11 @@ class TargetLayer(ABC):
     drops_loops = False
     targets_first, targets_last = False, True
     uses_degrees = uses_counts = False
+
+    @property
+    def columns(self) -> ColumnSums | None:
+        """Returns what computes the layer column by column; None: its columns need each other."""
+        return None
 
     @abstractmethod
     def sums(self, targets: int, step: int) -> LayerSums:
@@ -59,6 +65,11 @@ class ConvLayer(TargetLayer):
         self.drops_loops = kind.drops_loops
         self.targets_first, self.targets_last = kind.targets_first, kind.targets_last
         self.uses_degrees = model.uses_degrees
+        self._columns = column_sums(self._conv)
+
+    @property
+    def columns(self) -> ColumnSums | None:
+        return self._columns
 
     def sums(self, targets: int, step: int) -> LayerSums:
         return layer_sums.layer_sums(self._conv, targets, step)

@@ -1,0 +1,414 @@
+"""One layer computed by columns, as :mod:`outcrop.inference.columns` has planned it.
+
+Three parts follow each other. The input is read in order, and what sources give is kept in memory or written in cuts of
+its columns. For each cut the lists are read in order and added up for the targets, a block of them at a time. Where
+there are several cuts their sums are written, and read again block by block to make the output. In each part one
+thread reads, one computes, and the caller writes.
+
+Dense products are taken of whole blocks, padded with zeros: results do not depend on how memory was divided.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outcrop.inference.column_sums import SourceColumns
+from outcrop.inference.columns import READ_AHEAD, ColumnPlan, OwnRows, blocks_of, padded
+from outcrop.inference.edge_counts import Counts
+from outcrop.inference.in_order import Lists, lists_in_order
+from outcrop.inference.inputs import StoredRows
+from outcrop.inference.layerwise import LayerStats
+from outcrop.inference.steps import Step
+from outcrop.nn.sparse import as_input
+from outcrop.runtime.pages import PAGE_BYTES
+from outcrop.runtime.pipeline import Pipeline, Stage
+from outcrop.runtime.runtime import Runtime
+from outcrop.store import manifest as manifests
+from outcrop.store.arrays import ArrayWriter, DiskArray, Reads
+from outcrop.store.levels import Level
+from outcrop.store.manifest import ArraySpec
+from outcrop.store.record import align_page
+
+T = TypeVar("T")
+Block = tuple[int, int]  # nodes from the first to the one behind the last
+_COLUMNS, _SUMS = "columns", "sums"
+_TAG, _READ_TAG = "infer-columns", "infer-block"
+
+
+class ColumnLayer:
+    """Computes the layer of a step by columns.
+
+    Args:
+        rows: The rows that the step reads; they are closed by who opened them.
+        counts: None where the layer does not scale by degrees.
+        scratch: Folder for files that are there until the layer is closed.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        plan: ColumnPlan,
+        rows: StoredRows,
+        counts: Counts | None,
+        scratch: Path,
+        runtime: Runtime,
+    ):
+        assert step.layer.columns is not None
+        self.graph, self.plan, self._step, self._runtime = step.graph, plan, step, runtime
+        self._sums, self._input, self._counts, self._scratch = step.layer.columns, rows, counts, scratch
+        self._nodes = step.to.target.num_nodes
+        # Widths of what columns.bin has of each block, one after the other.
+        self._widths = [end - begin for begin, end in plan.cuts] if plan.passes > 1 else []
+        self._widths += [1] * (2 * self._sums.heads) if plan.passes > 1 else []
+        self._widths += [self._sums.own_width] if plan.own is OwnRows.STORED else []
+        self.stats = LayerStats(step.index, spans=1, passes=plan.passes)
+
+    @property
+    def out_dim(self) -> int:
+        return self._step.layer.out_dim
+
+    def close(self) -> None:
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def outputs(self) -> Iterator[np.ndarray]:
+        """Yields float32 [n, out_dim], n nodes at a time, in order."""
+        if self._nodes == 0:
+            return
+        with ExitStack() as stack:
+            if self.plan.passes > 1 or self._widths:
+                with manifests.naming_files(self._scratch):
+                    self._scratch.mkdir()
+            scale = self._scale()
+            if self.plan.passes == 1:
+                of, own = self._fill(scale)
+                yield from self._outputs_of_one_pass(of, own)
+                return
+            self._fill(scale)
+            columns = stack.enter_context(self._opened(_COLUMNS, sum(self._widths)))
+            writer = ArrayWriter(self._runtime, self._scratch, _SUMS, "float32")
+            room: Any = None
+            for number, (begin, end) in enumerate(self.plan.cuts):
+                room, of = self._loaded(columns, number, begin, end, scale, room)
+                for block in self._pass(number, of, lambda block, sums: sums):
+                    writer.append(block.numpy().reshape(-1))
+                del of
+            del room, scale
+            writer.finish()
+            with self._opened(_SUMS, self._sums.width) as sums:
+                yield from self._outputs_of_sums(sums, columns)
+
+    def _scale(self) -> Tensor | None:
+        """Reads what rows are scaled by, of all nodes."""
+        if not self._step.layer.uses_degrees:
+            return None
+        assert self._counts is not None
+        array = self._counts.array(self._runtime, "degree")
+        try:
+            held = self._runtime.budget.empty(_TAG, 4 * padded(self._nodes))
+            array.read_bytes(0, held[: align_page(4 * self._nodes)])
+        finally:
+            array.close()
+        degree = held.view(np.int32)[: self._nodes]
+        scale = held.view(np.float32)[: self._nodes]
+        step = 1 << 16
+        for start in range(0, self._nodes, step):
+            own = slice(start, start + step)
+            scale[own] = 1 / np.sqrt(degree[own].astype(np.float32) + 1)
+        return torch.from_numpy(scale)
+
+    # What sources give.
+
+    def _fill(self, scale: Tensor | None) -> tuple[SourceColumns, Tensor | None]:
+        """Reads the input, and keeps or writes what sources give. Returns what is kept."""
+        sums, plan, rows = self._sums, self.plan, padded(self._nodes)
+        one = plan.passes == 1
+        columns = self._floats(rows, sums.width) if one else torch.empty(0)
+        scores = tuple(self._floats(sums.heads, rows) for _ in range(2)) if one and sums.heads else ()
+        held = self._floats(rows, sums.own_width) if plan.own is OwnRows.HELD else None
+        writer = ArrayWriter(self._runtime, self._scratch, _COLUMNS, "float32") if self._widths else None
+
+        def give(item: tuple[Block, np.ndarray]) -> list[Tensor]:
+            (start, _), read = item
+            x = self._tensor(read)
+            here = slice(start, start + len(x))
+            source = sums.source(x)
+            written: list[Tensor] = []
+            if one:
+                columns[here] = source
+            else:
+                written += [source[:, begin:end] for begin, end in plan.cuts]
+            if sums.heads:
+                for kept, found in zip(scores or (None, None), sums.scores(x), strict=True):
+                    if kept is None:
+                        written += list(found)
+                    else:
+                        kept[:, here] = found
+            if held is not None:
+                held[here] = sums.own(x)
+            if plan.own is OwnRows.STORED:
+                written.append(sums.own(x))
+            # They are copies: the buffer is read into again.
+            return [part.clone(memory_format=torch.contiguous_format) for part in written]
+
+        blocks = [(a, min(a + plan.rows, self._nodes)) for a in range(0, self._nodes, plan.rows)]
+        with self._runtime.budget.reserve("infer-part", plan.fill_bytes):
+            for parts in self._piped(self._input_blocks(blocks), give):
+                for part in parts:
+                    assert writer is not None
+                    writer.append(part.numpy().reshape(-1))
+        if writer is not None:
+            writer.finish()
+        self.stats.rows_by_level[Level.DISK] = self._nodes
+        return SourceColumns(columns, scores, scale), held  # type: ignore[arg-type]
+
+    def _floats(self, rows: int, width: int) -> Tensor:
+        held = self._runtime.budget.empty(_TAG, 4 * rows * width)
+        return torch.from_numpy(held.view(np.float32)).view(rows, width)
+
+    def _loaded(
+        self, file: DiskArray, number: int, begin: int, end: int, scale: Tensor | None, room: Any
+    ) -> tuple[Any, SourceColumns]:
+        """Reads the columns of a cut, and the scores of its heads, into ``room``, which is made for the widest cut."""
+        heads, rows = self._sums.heads_of(begin, end), padded(self._nodes)
+        if room is None:
+            widest = max(b - a + 2 * len(self._sums.heads_of(a, b)) for a, b in self.plan.cuts)
+            room = self._runtime.budget.empty(_TAG, 4 * rows * widest)
+        first = len(self.plan.cuts)
+        groups = [number] + [first + kind * self._sums.heads + h for kind in range(2) for h in heads]
+        at, found = 0, []
+        for group in groups:
+            width = self._widths[group]
+            size = 4 * rows * width
+            self._read_group(file, group, 0, self._nodes, room[at : at + size]).wait()
+            found.append(torch.from_numpy(room[at : at + size].view(np.float32)).view(rows, width))
+            at += size
+        if not heads:
+            return room, SourceColumns(found[0], (), scale)
+        both = torch.from_numpy(room[4 * rows * self._widths[number] : at].view(np.float32))
+        source, target = both.view(2, len(heads), rows)
+        return room, SourceColumns(found[0], (source, target), scale)
+
+    def _read_group(self, file: DiskArray, group: int, start: int, stop: int, out: np.ndarray) -> Reads:
+        """Begins to read what columns.bin has, in one group, of nodes ``start:stop``, padded; ``start`` begins a
+        block.
+        """
+        before, every = sum(self._widths[:group]), sum(self._widths)
+        width = self._widths[group]
+        starts = np.arange(start, stop, self.plan.rows)
+        rows = np.array([padded(min(int(a) + self.plan.rows, self._nodes) - int(a)) for a in starts])
+        offsets, lengths = 4 * (starts * every + rows * before), 4 * rows * width
+        positions = np.cumsum(lengths) - lengths
+        return self._runtime.io.submit_reads(file.file, offsets, lengths, out, positions)
+
+    # Sums of sources.
+
+    def _pass(self, number: int, of: SourceColumns, end: Callable[[Block, Tensor], T]) -> Iterator[T]:
+        """Goes over the lists once; yields for each block what ``end`` makes of the sums of its targets, float32
+        [targets, padded, columns].
+        """
+        plan, sums, stats = self.plan, self._sums, self.stats
+        state: dict[str, Any] = {}
+
+        def add(lists: Lists) -> T | None:
+            start = lists.first // plan.sum_rows * plan.sum_rows
+            stop = min(start + plan.sum_rows, self._nodes)
+            if lists.begins:
+                state["sums"] = sums.begin(of, lists.first, lists.stop - lists.first)
+            if len(lists.col):
+                rowptr, col = torch.from_numpy(lists.rowptr), torch.from_numpy(lists.col)
+                sums.add(state["sums"], of, lists.first, rowptr, col)
+            stats.parts += 1
+            stats.edges += 0 if number else len(lists.col)
+            if not lists.ends:
+                return None
+            found = sums.end(state.pop("sums"), of, lists.first)
+            if lists.first == start:
+                state["block"] = found.new_zeros(padded(stop - start), found.shape[1])
+            state["block"][lists.first - start : lists.stop - start] = found
+            if lists.stop < stop:
+                return None
+            return end((start, stop), state.pop("block"))
+
+        with self._runtime.budget.reserve("infer-part", plan.sum_bytes):
+            for found in self._piped(self._lists(), add):
+                if found is not None:
+                    yield found
+
+    def _lists(self) -> Iterator[Lists]:
+        plan = self.plan
+        every = lists_in_order(self.graph, self._runtime, plan.sum_rows, plan.edges, plan.chunk_bytes)
+        for lists in every:
+            yield lists.without_loops() if self._sums.drops_loops else lists
+
+    # Outputs.
+
+    def _outputs_of_one_pass(self, of: SourceColumns, held: Tensor | None) -> Iterator[np.ndarray]:
+        wanted = set(self._wanted_blocks())
+        with ExitStack() as stack:
+            columns = (
+                stack.enter_context(self._opened(_COLUMNS, sum(self._widths))) if self._widths else None
+            )
+            own_of = stack.enter_context(self._own_rows(columns, of.columns, held))
+
+            def end(block: Block, sums: Tensor) -> np.ndarray | None:
+                return self._output(block, sums, own_of()) if block in wanted else None
+
+            for out in self._pass(0, of, end):
+                if out is not None:
+                    self.stats.rows += len(out)
+                    yield out
+
+    def _outputs_of_sums(self, file: DiskArray, columns: DiskArray) -> Iterator[np.ndarray]:
+        with self._own_rows(columns, None, None) as own_of:
+
+            def make(item: tuple[Block, np.ndarray]) -> np.ndarray:
+                block, read = item
+                rows = padded(block[1] - block[0])
+                flat, at, parts = torch.from_numpy(read.view(np.float32)), 0, []
+                for begin, end in self.plan.cuts:
+                    parts.append(flat[at : at + rows * (end - begin)].view(rows, end - begin))
+                    at += rows * (end - begin)
+                return self._output(block, torch.cat(parts, 1), own_of())
+
+            with self._runtime.budget.reserve("infer-part", self.plan.end_bytes):
+                for out in self._piped(self._sum_blocks(file), make):
+                    self.stats.rows += len(out)
+                    yield out
+
+    def _output(self, block: Block, sums: Tensor, own: Tensor | None) -> np.ndarray:
+        """Returns the output of the targets of a block that are wanted."""
+        start, stop = block
+        out = self._step.layer.activate(self._sums.finish(sums, own))[: stop - start].numpy()
+        if (wanted := self._step.wanted) is None:
+            return out
+        first, last = np.searchsorted(wanted, [start, stop])
+        return out[wanted[first:last] - start]
+
+    def _wanted_blocks(self) -> list[Block]:
+        return blocks_of(self._step, self.plan.rows)
+
+    @contextmanager
+    def _own_rows(
+        self, columns: DiskArray | None, source: Tensor | None, held: Tensor | None
+    ) -> Iterator[Callable[[], Tensor | None]]:
+        """Gives, block after block of those that are wanted, what targets keep of their own rows."""
+        blocks = self._wanted_blocks()
+        if self.plan.own in (OwnRows.SOURCE, OwnRows.HELD):
+            table = source if self.plan.own is OwnRows.SOURCE else held
+            assert table is not None
+            rows = iter([table[start : start + padded(stop - start)] for start, stop in blocks])
+            yield lambda: next(rows)
+        elif self.plan.own is OwnRows.INPUT:
+            with closing(self._input_blocks(blocks)) as read:
+                yield lambda: self._sums.own(self._tensor(next(read)[1]))
+        elif self.plan.own is OwnRows.STORED:
+            assert columns is not None
+            width, last = self._sums.own_width, len(self._widths) - 1
+
+            def submit(block: Block, room: np.ndarray) -> Reads:
+                return self._read_group(columns, last, *block, room)
+
+            def take() -> Tensor:
+                (start, stop), room = next(stored)
+                return torch.from_numpy(room.view(np.float32)).view(-1, width)[: padded(stop - start)]
+
+            with closing(self._ahead(blocks, 4 * self.plan.rows * width, submit)) as stored:
+                yield take
+        else:
+            yield lambda: None
+
+    # Reading and threads.
+
+    def _input_blocks(self, blocks: Sequence[Block]) -> Iterator[tuple[Block, np.ndarray]]:
+        """Yields the input rows of blocks, uint8, with zeros to their padded ends."""
+        array, row_bytes = self._input.array, self._input.shape.row_bytes
+
+        def pages(block: Block, room: np.ndarray) -> np.ndarray:
+            return room[: align_page((block[1] - block[0]) * row_bytes)]
+
+        def submit(block: Block, room: np.ndarray) -> Reads:
+            return array.submit(block[0] * row_bytes, pages(block, room))
+
+        for (start, stop), room in self._ahead(blocks, self.plan.rows * row_bytes, submit):
+            array.check_pages(start * row_bytes // PAGE_BYTES, pages((start, stop), room))
+            size = padded(stop - start) * row_bytes
+            room[(stop - start) * row_bytes : size] = 0
+            yield (start, stop), room[:size]
+
+    def _sum_blocks(self, file: DiskArray) -> Iterator[tuple[Block, np.ndarray]]:
+        """Yields the sums of blocks that are wanted, uint8: those of each cut, padded, one after the other."""
+        every, widths = padded(self._nodes), np.array([end - begin for begin, end in self.plan.cuts])
+        before = np.cumsum(widths) - widths
+
+        def submit(block: Block, room: np.ndarray) -> Reads:
+            rows = padded(block[1] - block[0])
+            offsets, lengths = 4 * (every * before + block[0] * widths), 4 * rows * widths
+            return self._runtime.io.submit_reads(file.file, offsets, lengths, room, 4 * rows * before)
+
+        return self._ahead(self._wanted_blocks(), 4 * self.plan.rows * self._sums.width, submit)
+
+    def _ahead(
+        self, blocks: Sequence[Block], size: int, submit: Callable[[Block, np.ndarray], Reads]
+    ) -> Iterator[tuple[Block, np.ndarray]]:
+        """Yields each block and memory of ``size`` bytes that ``submit`` has begun to fill, when it is filled. Two are
+        read at a time; the memory of a block is filled again two blocks after it was let go of.
+        """
+        rooms = [self._runtime.budget.empty(_READ_TAG, size) for _ in range(min(READ_AHEAD, len(blocks)))]
+        coming: deque[tuple[Block, np.ndarray, Reads]] = deque()
+        try:
+            for number, block in enumerate(blocks):
+                room = rooms[number % READ_AHEAD]
+                coming.append((block, room, submit(block, room)))
+                if len(coming) == 2:
+                    yield self._come(coming)
+            while coming:
+                yield self._come(coming)
+        finally:
+            for *_, job in coming:
+                job.wait()
+
+    @staticmethod
+    def _come(coming: deque[tuple[Block, np.ndarray, Reads]]) -> tuple[Block, np.ndarray]:
+        block, room, job = coming[0]
+        job.wait()
+        coming.popleft()
+        return block, room
+
+    def _piped(self, source: Iterator[Any], compute: Callable[[Any], T]) -> Iterator[T]:
+        """Yields what ``compute`` makes of each item, one thread reading, another computing."""
+
+        @torch.no_grad()
+        def run(item: Any) -> T:
+            return compute(item)
+
+        stages = [Stage("read", lambda item: item, depth=1), Stage("compute", run, depth=1)]
+        with closing(Pipeline[T](source, stages, name="infer")) as pipeline:
+            yield from pipeline
+
+    @contextmanager
+    def _opened(self, name: str, width: int) -> Iterator[DiskArray]:
+        """Opens a file of ``width`` columns of all nodes, padded."""
+        count = padded(self._nodes) * width
+        array = DiskArray(
+            self._runtime,
+            self._scratch,
+            ArraySpec(f"{name}.bin", "float32", (count,), 4, 0, align_page(4 * count)),
+        )
+        try:
+            yield array
+        finally:
+            array.close()
+
+    def _tensor(self, rows: np.ndarray) -> Tensor:
+        """Returns input rows, float32."""
+        found = torch.from_numpy(rows).view(self._input.torch_dtype)
+        return as_input(found.view(-1, self._input.shape.width))

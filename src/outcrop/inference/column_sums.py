@@ -1,0 +1,284 @@
+"""The output of one layer from whole neighbor lists, some columns of all sources in memory at a time.
+
+What a layer adds up is, column by column, a weighted sum of what the sources give: it can be computed for any columns
+alone, and the results are the same bits whatever the columns are cut into. :mod:`outcrop.inference.columns` goes over
+the lists once for each cut.
+
+Equals :meth:`outcrop.nn.models.Model.layer` on the whole graph, with the arithmetic of
+:mod:`outcrop.inference.layer_sums` where all sources of a target come in one part.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from outcrop.inference.layer_sums import Part, SoftmaxSums, gat_vectors, widths
+from outcrop.nn.convs import GATConv, GCNConv, GINConv, SAGEConv
+from outcrop.nn.sparse import bag_sum
+
+
+@dataclass(frozen=True)
+class SourceColumns:
+    """Holds columns of what all sources give.
+
+    Attributes:
+        columns: float32 [num_nodes, columns].
+        scores: float32 [heads, num_nodes] each: of sources and of targets, of the heads that the columns are of; empty
+            where the layer has none.
+        scale: float32 [num_nodes], 1 / sqrt(degree + 1), for GCN only.
+    """
+
+    columns: Tensor
+    scores: tuple[Tensor, Tensor] | tuple[()] = ()
+    scale: Tensor | None = None
+
+
+class ColumnSums(ABC):
+    """Computes a layer column by column.
+
+    Attributes:
+        width: Columns of what a source gives.
+        heads: Heads that have scores; 0: there are no scores.
+        own_width: Columns of what a target keeps of its own row until the end; 0: nothing.
+        own_is_input: Whether that is the input row itself; else what :meth:`own` makes of it.
+        gives_input: Whether sources give the input row itself.
+        drops_loops: As of :class:`outcrop.inference.layer_sums.LayerSums`.
+        edge_bytes: Bytes that adding up takes for an edge.
+    """
+
+    width: int
+    heads = own_width = edge_bytes = 0
+    own_is_input = gives_input = drops_loops = False
+
+    def cuts(self, most: int) -> tuple[tuple[int, int], ...]:
+        """Cuts the columns into ranges of at most ``most``, as few as can be, all about as wide."""
+        count = -(-self.width // most)
+        return tuple((self.width * i // count, self.width * (i + 1) // count) for i in range(count))
+
+    def heads_of(self, begin: int, end: int) -> range:
+        """Returns the heads that columns ``begin:end`` are of."""
+        return range(0)
+
+    @abstractmethod
+    def source(self, x: Tensor) -> Tensor:
+        """Returns what sources give, float32 [n, width], of their rows."""
+
+    def scores(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns, float32 [heads, n] each, the scores of rows as sources and as targets."""
+        raise NotImplementedError
+
+    def own(self, x: Tensor) -> Tensor:
+        """Returns what targets keep of their own rows, float32 [n, own_width]."""
+        return x
+
+    @abstractmethod
+    def begin(self, of: SourceColumns, first: int, count: int) -> Any:
+        """Returns accumulators for targets ``first : first + count``."""
+
+    @abstractmethod
+    def add(self, sums: Any, of: SourceColumns, first: int, rowptr: Tensor, col: Tensor) -> None:
+        """Adds edges of the targets from ``first`` on: CSR, int32, sources numbered as they are in the graph."""
+
+    @abstractmethod
+    def end(self, sums: Any, of: SourceColumns, first: int) -> Tensor:
+        """Returns what came for the targets, float32 [count, columns]; uses the accumulators up."""
+
+    @abstractmethod
+    def finish(self, sums: Tensor, own: Tensor | None) -> Tensor:
+        """Returns the output of sums of all columns [n, width], which it uses up, float32 [n, out_dim]."""
+
+
+@final
+class _Sage(ColumnSums):
+    def __init__(self, conv: SAGEConv):
+        self._left, self._right, self._bias = conv.lin_l.weight, conv.lin_r.weight, conv.lin_l.bias
+        in_dim, out_dim = widths(conv)
+        self._maps_first = out_dim < in_dim
+        self.width = self.own_width = min(in_dim, out_dim)
+        self.own_is_input = self.gives_input = not self._maps_first
+
+    def source(self, x: Tensor) -> Tensor:
+        return x @ self._left.t() if self._maps_first else x
+
+    def own(self, x: Tensor) -> Tensor:
+        return torch.addmm(self._bias, x, self._right.t()) if self._maps_first else x
+
+    def begin(self, of: SourceColumns, first: int, count: int) -> list[Tensor]:
+        return [of.columns.new_zeros(count, of.columns.shape[1]), of.columns.new_zeros(count)]
+
+    def add(self, sums: list[Tensor], of: SourceColumns, first: int, rowptr: Tensor, col: Tensor) -> None:
+        sums[0] += bag_sum(of.columns, rowptr, col)
+        sums[1] += rowptr.diff()
+
+    def end(self, sums: list[Tensor], of: SourceColumns, first: int) -> Tensor:
+        return sums[0].mul_(sums[1].clamp_(min=1).reciprocal_().unsqueeze(1))
+
+    def finish(self, sums: Tensor, own: Tensor | None) -> Tensor:
+        assert own is not None
+        if self._maps_first:
+            return sums.add_(own)
+        return torch.addmm(self._bias, own, self._right.t()).addmm_(sums, self._left.t())
+
+
+@final
+class _Gcn(ColumnSums):
+    drops_loops, edge_bytes = True, 8
+
+    def __init__(self, conv: GCNConv):
+        self._weight, self._bias = conv.lin.weight, conv.bias
+        in_dim, out_dim = widths(conv)
+        self._maps_first = out_dim < in_dim
+        self.width, self.gives_input = min(in_dim, out_dim), not self._maps_first
+
+    def source(self, x: Tensor) -> Tensor:
+        return x @ self._weight.t() if self._maps_first else x
+
+    def begin(self, of: SourceColumns, first: int, count: int) -> Tensor:
+        return of.columns.new_zeros(count, of.columns.shape[1])
+
+    def add(self, sums: Tensor, of: SourceColumns, first: int, rowptr: Tensor, col: Tensor) -> None:
+        assert of.scale is not None
+        sums += bag_sum(of.columns, rowptr, col, of.scale.index_select(0, col))
+
+    def end(self, sums: Tensor, of: SourceColumns, first: int) -> Tensor:
+        assert of.scale is not None
+        own = slice(first, first + len(sums))
+        by_row = of.scale[own].unsqueeze(1)
+        return sums.addcmul_(of.columns[own], by_row).mul_(by_row)
+
+    def finish(self, sums: Tensor, own: Tensor | None) -> Tensor:
+        return sums.add_(self._bias) if self._maps_first else torch.addmm(self._bias, sums, self._weight.t())
+
+
+@final
+class _Gin(ColumnSums):
+    gives_input = True
+
+    def __init__(self, conv: GINConv):
+        network: Any = conv.nn
+        self._network, self._own = network, 1 + conv.eps
+        self.width = network[0].in_features
+
+    def source(self, x: Tensor) -> Tensor:
+        return x
+
+    def begin(self, of: SourceColumns, first: int, count: int) -> Tensor:
+        return of.columns.new_zeros(count, of.columns.shape[1])
+
+    def add(self, sums: Tensor, of: SourceColumns, first: int, rowptr: Tensor, col: Tensor) -> None:
+        sums += bag_sum(of.columns, rowptr, col)
+
+    def end(self, sums: Tensor, of: SourceColumns, first: int) -> Tensor:
+        return sums.add_(of.columns[first : first + len(sums)] * self._own)
+
+    def finish(self, sums: Tensor, own: Tensor | None) -> Tensor:
+        return self._network(sums)
+
+
+@final
+class _GatColumns(SoftmaxSums):
+    """Adds up rows of some columns by scores that are known."""
+
+    def __init__(self, like: Tensor, targets: int, heads: int, width: int):
+        super().__init__(like, targets, heads, width, targets)
+
+    def start(self, columns: Tensor, scores: Tensor) -> None:
+        """Begins with the edge of each target from itself: columns [targets, columns], scores [targets, heads]."""
+        self._total.copy_(columns.view(self._total.shape))
+        self._top.copy_(scores)
+        self._mass.fill_(1.0)
+
+    def add_edges(self, rowptr: Tensor, col: Tensor, scores: Tensor, mapped: Tensor) -> None:
+        """Adds edges of all targets, CSR; scores [num_edges, heads]."""
+        self._add_scores(torch.arange(len(self._top)), rowptr, col, scores, mapped)
+
+    def ended(self) -> Tensor:
+        """Returns the weighted mean of each target, float32 [targets, columns]."""
+        return self._mean(slice(None)).flatten(1)
+
+    def add(self, part: Part, x: Tensor, scale: Tensor | None) -> None:
+        raise NotImplementedError
+
+    def finish(self, first: int, count: int, x: Tensor | None, scale: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+
+@final
+class _Gat(ColumnSums):
+    """Cuts within heads, or between them: all columns of a cut have the softmaxes of few heads."""
+
+    drops_loops = True
+
+    def __init__(self, conv: GATConv):
+        assert conv.lin is not None
+        self._conv, self._weight, self._vectors = conv, conv.lin.weight, gat_vectors(conv)
+        self.heads, self._each = conv.heads, conv.out_channels
+        self.width = self.heads * self._each
+        self.edge_bytes = 16 * self.heads + 16
+
+    def cuts(self, most: int) -> tuple[tuple[int, int], ...]:
+        if most >= self._each:
+            count = -(-self.heads // (most // self._each))
+            heads = [self.heads * i // count for i in range(count + 1)]
+            return tuple((a * self._each, b * self._each) for a, b in zip(heads, heads[1:], strict=False))
+        count = -(-self._each // most)
+        bounds = [self._each * i // count for i in range(count + 1)]
+        return tuple(
+            (head * self._each + a, head * self._each + b)
+            for head in range(self.heads)
+            for a, b in zip(bounds, bounds[1:], strict=False)
+        )
+
+    def heads_of(self, begin: int, end: int) -> range:
+        return range(begin // self._each, -(-end // self._each))
+
+    def source(self, x: Tensor) -> Tensor:
+        return x @ self._weight.t()
+
+    def scores(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        source, target = ((x @ vectors.t()).t().contiguous() for vectors in self._vectors)
+        return source, target
+
+    def _score(self, logits: Tensor) -> Tensor:
+        return F.leaky_relu(logits, self._conv.negative_slope)
+
+    def begin(self, of: SourceColumns, first: int, count: int) -> _GatColumns:
+        own = slice(first, first + count)
+        source, target = of.scores
+        heads = len(source)
+        sums = _GatColumns(of.columns, count, heads, of.columns.shape[1] // heads)
+        sums.start(of.columns[own], self._score(source[:, own].t() + target[:, own].t()))
+        return sums
+
+    def add(self, sums: _GatColumns, of: SourceColumns, first: int, rowptr: Tensor, col: Tensor) -> None:
+        source, target = of.scores
+        heads, counts = len(source), rowptr.diff()
+        own = target[:, first : first + len(counts)].t()
+        row = torch.repeat_interleave(counts, output_size=len(col))
+        scores = self._score(source.t().index_select(0, col) + own.index_select(0, row))
+        sums.add_edges(rowptr, col, scores, of.columns.view(-1, of.columns.shape[1] // heads))
+
+    def end(self, sums: _GatColumns, of: SourceColumns, first: int) -> Tensor:
+        return sums.ended()
+
+    def finish(self, sums: Tensor, own: Tensor | None) -> Tensor:
+        conv = self._conv
+        out = sums if conv.concat else sums.view(len(sums), self.heads, self._each).mean(1)
+        return out + conv.bias
+
+
+_COLUMN_SUMS: dict[type[nn.Module], Any] = {SAGEConv: _Sage, GCNConv: _Gcn, GINConv: _Gin, GATConv: _Gat}
+
+
+def column_sums(conv: nn.Module) -> ColumnSums | None:
+    """Returns what computes a layer column by column; None of a layer whose columns need each other. Call under
+    ``no_grad``.
+    """
+    kind = next((_COLUMN_SUMS[kind] for kind in _COLUMN_SUMS if isinstance(conv, kind)), None)
+    return None if kind is None else kind(conv)

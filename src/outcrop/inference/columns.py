@@ -1,0 +1,253 @@
+"""How a layer is computed by columns: how many columns are in memory at a time, and what that reads and writes.
+
+Neighbor lists are gone over in order, with columns of what all sources give in memory. Where all columns fit, a layer
+reads its input once and its lists once, and writes its output. Where they do not, the input is read once and written
+again, cut into columns (``columns.bin``); for each cut the lists are read once and the sums of all targets written
+(``sums.bin``), which are read in the end to make the output. Every byte of that follows from the sizes of the arrays:
+:func:`plan_columns` counts them before anything is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from outcrop.inference.column_sums import ColumnSums
+from outcrop.inference.in_order import PIECE_EDGES, topology_bytes
+from outcrop.inference.inputs import InputShape
+from outcrop.inference.steps import Step
+from outcrop.runtime import memory_tables
+from outcrop.runtime.pages import PAGE_BYTES
+from outcrop.store.record import align_page
+
+_FLOAT = 4  # bytes
+UNIT_ROWS = 1024  # of float32, in any number of columns, are whole pages
+_BLOCK_ROWS = (4 * UNIT_ROWS, 2 * UNIT_ROWS, UNIT_ROWS)
+READ_AHEAD = 4  # blocks in memory: two that are being read, one that waits, one in use
+_IN_FLIGHT = 3  # what a thread makes: one in the making, one that waits, one in use
+_LIST_BYTES = 16  # of a target, where its list begins: read, cut and computed with
+_EDGE_BYTES, _LOOP_BYTES = 16, 16  # of an edge while its list is cut, and while loops are left out
+_SUM_BLOCKS = 4  # blocks that are summed up at a time, where their outputs are not made at once
+_MOST_NODES = (1 << 31) - 1
+
+
+class OwnRows(Enum):
+    """Says where a target finds what it keeps of its own row."""
+
+    NONE = "nothing is kept"
+    SOURCE = "among what sources give"
+    HELD = "in memory"
+    STORED = "in columns.bin"
+    INPUT = "in the input, which is read again"
+
+
+@dataclass(frozen=True)
+class ColumnPlan:
+    """Says how the columns of a layer are cut.
+
+    Attributes:
+        cuts: The columns (begin, end) of each pass over the lists.
+        own: Where targets find what they keep of their own rows.
+        rows, sum_rows: Nodes of a block, and of one while sums are made, a multiple.
+        edges: Edges of a piece of lists.
+        chunk_bytes: Bytes of lists that are read at a time.
+        fill_bytes, sum_bytes, end_bytes: What is worked with while the input is read, while sums are made, and while
+            the output is made of them; read buffers not counted.
+        memory_bytes: Bytes of everything together, at the most.
+        bytes_read, bytes_written: What the layer reads and writes, exactly.
+        disk_bytes: Bytes of files that are there until the layer is done, its output not counted.
+    """
+
+    cuts: tuple[tuple[int, int], ...]
+    own: OwnRows
+    rows: int
+    sum_rows: int
+    edges: int
+    chunk_bytes: int
+    fill_bytes: int
+    sum_bytes: int
+    end_bytes: int
+    memory_bytes: int
+    bytes_read: int
+    bytes_written: int
+    disk_bytes: int
+
+    @property
+    def passes(self) -> int:
+        """Counts the passes over the lists."""
+        return len(self.cuts)
+
+
+def padded(nodes: int) -> int:
+    """Returns the rows that ``nodes`` nodes have in files of columns."""
+    return -(-nodes // UNIT_ROWS) * UNIT_ROWS
+
+
+def blocks_of(step: Step, rows: int) -> list[tuple[int, int]]:
+    """Returns the ranges of nodes, ``rows`` at a time, in which some are wanted."""
+    nodes = step.to.target.num_nodes
+    starts = np.arange(0, nodes, rows) if step.wanted is None else np.unique(step.wanted // rows) * rows
+    return [(int(start), min(int(start) + rows, nodes)) for start in starts]
+
+
+def plan_columns(step: Step, memory: int) -> ColumnPlan | None:
+    """Returns how ``step`` is computed by columns within ``memory`` bytes; None where it cannot be: not one column of
+    all sources fits, or columns need each other, or there are types of nodes or edges.
+    """
+    sums = step.layer.columns
+    if sums is None or step.graph.is_typed or step.to.target.num_nodes > _MOST_NODES:
+        return None
+    (shape,) = step.inputs.values()
+    total = memory - _fixed_bytes(memory)
+    if not (shape.stored and shape.gapless) or total <= 0:
+        return None
+    chunk_bytes = max(min(total // 64 // PAGE_BYTES * PAGE_BYTES, 1 << 20), PAGE_BYTES)
+    most_edges = max(step.num_edges, default=0)
+    edges = max(min(total // 16 // _bytes_of_edge(sums), most_edges), PIECE_EDGES)
+    allowed = [rows for rows in _BLOCK_ROWS if rows * shape.row_bytes % PAGE_BYTES == 0]
+    for one_pass in (True, False):
+        for share in (4, 2, 1):
+            for rows in allowed:
+                work = _WorkBytes.of(step, sums, shape, rows, edges, chunk_bytes, one_pass, total)
+                beside = max(work.while_filling, work.while_ending) if one_pass else 0
+                beside = max(beside, work.while_summing)
+                apart = max(work.while_filling, work.while_ending)
+                if beside > total // share or apart > total:
+                    continue
+                plan = _cut(step, sums, shape, total - beside, one_pass)
+                if plan is None:
+                    continue
+                cuts, own, held = plan
+                moved = _transferred(step, sums, shape, cuts, own, rows)
+                most = max(held + beside, apart)
+                return ColumnPlan(
+                    cuts,
+                    own,
+                    rows,
+                    rows if one_pass else _SUM_BLOCKS * rows,
+                    edges,
+                    chunk_bytes,
+                    work.fill,
+                    work.sum,
+                    work.end,
+                    most,
+                    *moved,
+                )
+    return None
+
+
+@dataclass(frozen=True)
+class _WorkBytes:
+    """Counts what the three parts of a layer work with, without read buffers and with them."""
+
+    fill: int
+    sum: int
+    end: int
+    while_filling: int
+    while_summing: int
+    while_ending: int
+
+    @classmethod
+    def of(
+        cls,
+        step: Step,
+        sums: ColumnSums,
+        shape: InputShape,
+        rows: int,
+        edges: int,
+        chunk_bytes: int,
+        one_pass: bool,
+        total: int,
+    ) -> _WorkBytes:
+        width, own, out = sums.width, sums.own_width, step.layer.out_dim
+        # Of several cuts each has at most what is there for one column of every node, as often as it fits.
+        cut = width if one_pass else min(total // (_FLOAT * max(padded(step.to.target.num_nodes), 1)) + 1, width)
+        own_rooms = READ_AHEAD * rows * max(shape.row_bytes, _FLOAT * own) if own else 0
+        given = width + 2 * sums.heads + own
+        fill = rows * (shape.widened_bytes + _FLOAT * given * (_IN_FLIGHT + 1))
+        end = rows * (
+            step.layer.cost.row + shape.widened_bytes + _FLOAT * (width + own + out * (_IN_FLIGHT + 1))
+        )
+        adding = edges * _bytes_of_edge(sums)
+        adding += (rows if one_pass else _SUM_BLOCKS * rows) * (_LIST_BYTES * _IN_FLIGHT + _FLOAT * ((3 + _IN_FLIGHT) * cut + 8 * sums.heads))
+        summing = adding + (end if one_pass else 0)
+        return cls(
+            fill,
+            summing,
+            end,
+            READ_AHEAD * rows * shape.row_bytes + fill,
+            4 * chunk_bytes + (own_rooms if one_pass else 0) + summing,
+            READ_AHEAD * rows * _FLOAT * width + own_rooms + end,
+        )
+
+
+def _bytes_of_edge(sums: ColumnSums) -> int:
+    return _EDGE_BYTES + _LOOP_BYTES * sums.drops_loops + sums.edge_bytes
+
+
+def _fixed_bytes(memory: int) -> int:
+    return (
+        memory_tables.INFER_IO_BUFFERS.bytes_of(memory)
+        + 2 * memory_tables.INFER_WRITE_BUFFER.bytes_of(memory)
+        + memory_tables.SMALL_TABLES_OF_A_LAYER.least
+    )
+
+
+def _cut(
+    step: Step, sums: ColumnSums, shape: InputShape, resident: int, one_pass: bool
+) -> tuple[tuple[tuple[int, int], ...], OwnRows, int] | None:
+    """Chooses as few cuts as ``resident`` bytes allow, one where ``one_pass``, and where own rows are found; gives
+    the bytes that are held, too. None: they do not fit.
+    """
+    nodes = padded(step.to.target.num_nodes)
+    always = _FLOAT * nodes * step.layer.uses_degrees
+    of_column = _FLOAT * max(nodes, 1)
+
+    def bytes_of(cuts: tuple[tuple[int, int], ...]) -> int:
+        return always + of_column * max(b - a + 2 * len(sums.heads_of(a, b)) for a, b in cuts)
+
+    most = sums.width if one_pass else min(max(resident - always, 0) // of_column, sums.width - 1)
+    while most and bytes_of(sums.cuts(most)) > resident:
+        most = 0 if one_pass else most - 1
+    if not most:
+        return None
+    cuts = sums.cuts(most)
+    held = bytes_of(cuts)
+    if not sums.own_width:
+        return cuts, OwnRows.NONE, held
+    if one_pass and sums.own_is_input and sums.gives_input:
+        return cuts, OwnRows.SOURCE, held
+    if one_pass and held + of_column * sums.own_width <= resident:
+        return cuts, OwnRows.HELD, held + of_column * sums.own_width
+    if not sums.own_is_input and 2 * _FLOAT * sums.own_width < shape.row_bytes:
+        return cuts, OwnRows.STORED, held
+    return cuts, OwnRows.INPUT, held
+
+
+def _transferred(
+    step: Step,
+    sums: ColumnSums,
+    shape: InputShape,
+    cuts: tuple[tuple[int, int], ...],
+    own: OwnRows,
+    rows: int,
+) -> tuple[int, int, int]:
+    """Counts (bytes read, bytes written, bytes of files that go when the layer is done)."""
+    nodes, blocks = step.to.target.num_nodes, blocks_of(step, rows)
+    in_blocks = sum(padded(stop - start) for start, stop in blocks)  # rows of the blocks that are wanted
+    read = align_page(nodes * shape.row_bytes) + len(cuts) * topology_bytes(step.graph)
+    if step.layer.uses_degrees:
+        read += align_page(_FLOAT * nodes)
+    stored = sums.own_width if own is OwnRows.STORED else 0
+    if len(cuts) > 1:
+        stored += sums.width + 2 * sums.heads
+        taken = sum(end - begin + 2 * len(sums.heads_of(begin, end)) for begin, end in cuts)
+        read += _FLOAT * (padded(nodes) * taken + in_blocks * sums.width)
+    if own is OwnRows.STORED:
+        read += _FLOAT * in_blocks * sums.own_width
+    elif own is OwnRows.INPUT:
+        read += sum(align_page((stop - start) * shape.row_bytes) for start, stop in blocks)
+    disk = _FLOAT * padded(nodes) * (stored + (sums.width if len(cuts) > 1 else 0))
+    return read, disk + align_page(step.num_rows * step.output.row_bytes), disk

@@ -1,0 +1,77 @@
+"""Which way each layer is computed: by columns of all sources, or by spans of targets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from outcrop.errors import BudgetError
+from outcrop.inference.columns import ColumnPlan, plan_columns
+from outcrop.inference.division import divide, transferred_bytes
+from outcrop.inference.in_order import topology_bytes
+from outcrop.inference.steps import Step
+from outcrop.inference.task import InferTask
+from outcrop.store.graph import Graph
+
+
+@dataclass(frozen=True)
+class Ways:
+    """Says how each step is computed.
+
+    Attributes:
+        plans: Of each step, how its columns are cut; None: it is computed by spans of targets.
+        counts: Whether edges are counted with the uses of each node; None: they are not counted.
+    """
+
+    plans: Mapping[Step, ColumnPlan | None]
+    counts: bool | None
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return tuple(self.plans)
+
+    def plan_of(self, step: Step) -> ColumnPlan | None:
+        return self.plans[step]
+
+    def disk_bytes(self, step: Step) -> int:
+        """Counts the bytes of files that are there until ``step`` is done, its output not counted."""
+        plan = self.plans[step]
+        return 0 if plan is None else plan.disk_bytes
+
+    def bytes_read(self, graph: Graph) -> int | None:
+        """Counts what all steps read, exactly, and counting edges; None where some are computed by spans: that depends
+        on which sources each span wants.
+        """
+        plans = [plan for plan in self.plans.values() if plan is not None]
+        if len(plans) < len(self.plans):
+            return None
+        counting = 0 if self.counts is None else topology_bytes(graph)
+        return counting + sum(plan.bytes_read for plan in plans)
+
+
+def ways_of(task: InferTask, memory: int) -> Ways:
+    """Chooses, of each step, the way that moves fewer bytes within ``memory`` bytes.
+
+    Raises:
+        BudgetError: Not even one target with one source fits; names the smallest budget that does.
+    """
+    on_cpu = next(task.model.parameters()).device.type == "cpu"
+    plans: dict[Step, ColumnPlan | None] = {}
+    whole = True
+    for step in (step for layer in task.steps for step in layer):
+        plans[step] = _by_columns(step, memory, memory - task.id_bytes) if on_cpu else None
+        if plans[step] is None:
+            whole = divide(step, memory).whole and whole
+    degrees = any(step.layer.uses_degrees for step in plans)
+    return Ways(plans, not whole if degrees or not whole else None)
+
+
+def _by_columns(step: Step, memory: int, free: int) -> ColumnPlan | None:
+    plan = plan_columns(step, free)
+    if plan is None or plan.passes == 1:
+        return plan
+    try:
+        by_spans = transferred_bytes(step, divide(step, memory))
+    except BudgetError:
+        return plan
+    return plan if plan.bytes_read + plan.bytes_written <= by_spans else None
