@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from embed_support import knowledge_graph, random_triples
-from outcrop.bench import checks, curves, embed, epoch, layout, pipeline, quality, small_batches
+from outcrop.bench import checks, curves, embed, epoch, infer, layout, pipeline, quality, small_batches
 from outcrop.bench import prepare as preparing
 from outcrop.bench.epoch import Setting, ensure_graph
 from outcrop.bench.graphs import GraphShape
@@ -139,6 +139,20 @@ def test_small_batches_want_a_few_more_rows_of_the_same_seeds(folder: Path):
     assert batches == [4, 10, 36]  # twice 1000 seeds, and 100 of two splits
     assert all(case["prepare_ns_per_row"] > 0 < case["load_ns_per_row"] for case in cases.values())
     assert cases["1024"]["prepare_against_1024"] == cases["1024"]["load_against_1024"] == 1
+
+
+def test_inference_in_memory_reads_and_writes_everything_once(folder: Path):
+    setting = replace(SETTING, shape=replace(SHAPE, name="infer", features=256), cap=0.7)
+    result = infer.run(folder, setting, silent, models=("sage", "gcn"), layers=(2,))
+    for case in result["cases"]:
+        assert case["memory"]["predicted"]
+        assert 1 <= case["memory"]["against_floor"] < 1.1
+        assert case["capped"]["bytes_moved"] >= case["memory"]["bytes_moved"]
+        assert case["capped"]["peak_host_bytes"] <= setting.memory
+        assert case["largest_difference"] < 1e-4
+    evaluation = result["evaluation"]
+    assert (evaluation["train_seeds"], evaluation["valid_seeds"]) == (2000, 12_000)
+    assert len(evaluation["seconds"]["train.validate"]) == 2
 
 
 def test_packing_batch_by_batch_writes_the_same_rows(folder: Path):

@@ -1,9 +1,9 @@
 """Benchmark ``infer``: inference layer by layer under the cap against the same in memory, and evaluation in training.
 
-Each measurement is a process of its own, under a control group that caps it where there is a budget; the two take turns.
-Models have random parameters: what they compute does not depend on them. Bytes are set against what cannot be saved:
-each layer's input, lists and output once. The outputs of both are compared bit for bit, and the bytes of every run with
-those that were predicted before it.
+Each measurement is a process of its own, under a control group that caps it where there is a budget; the two take
+turns. Models have random parameters: what is measured does not depend on them. Bytes are set against what cannot be
+saved: each layer's input, lists and output once. The outputs of both are compared bit for bit, and the bytes of every
+run with those that were predicted before it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,17 @@ def run(
         "setting": plain(setting),
         "cases": cases,
         "evaluation": evaluation,
-        "columns": ["model", "layers", "in memory", "capped", "to memory", "moved", "to floor", "bits", "held"],
+        "columns": [
+            "model",
+            "layers",
+            "in memory",
+            "capped",
+            "to memory",
+            "moved",
+            "to floor",
+            "bits",
+            "held",
+        ],
         "rows": [
             [
                 case["model"],
@@ -97,9 +107,7 @@ def _checkpoint(folder: Path, graph: Graph, setting: Setting, layers: int) -> Pa
         )
     shutil.rmtree(folder, ignore_errors=True)
     meta = checkpoints.Meta(1, 0, config, {"graph": graph.digest(), "sampling": {"fanouts": [10] * layers}})
-    checkpoints.write(
-        folder / checkpoints.BEST, checkpoints.Checkpoint(meta, dict(model.state_dict()))
-    )
+    checkpoints.write(folder / checkpoints.BEST, checkpoints.Checkpoint(meta, dict(model.state_dict())))
     return folder
 
 
@@ -183,11 +191,13 @@ def evaluate(folder: Path, setting: Setting, log: Log) -> dict[str, Any]:
     command: list[str | Path] = ["train", path, "--mode", "online", "--model", setting.model]
     command += ["--fanouts", setting.fanouts, "--batch-size", str(setting.batch_size)]
     command += ["--hidden", str(setting.hidden), "--epochs", "2", "--memory", str(setting.memory)]
+    limits: dict[str, int | None] = {}
     seconds: dict[str, list[float]] = {"train.epoch": [], "train.validate": []}
     for turn in range(setting.rounds):
         log(f"round {turn + 1}/{setting.rounds}: evaluating {valid:,} nodes, training with {train:,}")
         trace.unlink(missing_ok=True)
         done = outcrop([*command, "--trace", trace], limit_bytes=setting.memory + ALLOWANCE_BYTES)
+        limits = _limits(done)
         for line in trace.read_text().splitlines():
             if (event := json.loads(line))["name"] in seconds:
                 seconds[event["name"]].append((event["end_ns"] - event["start_ns"]) / 1e9)
@@ -202,5 +212,5 @@ def evaluate(folder: Path, setting: Setting, log: Log) -> dict[str, Any]:
         "train_seconds_per_seed": of_train,
         "valid_seconds_per_seed": of_valid,
         "against_training": of_valid / of_train,
-        **_limits(done),
+        **limits,
     }

@@ -92,7 +92,7 @@ def summarize(out: Path, report: dict[str, Any]) -> None:
     rows = [
         [
             " ".join([str(layer["layer"]), *([layer["node_type"]] if "node_type" in layer else [])]),
-            layer["spans"],
+            f"columns, {layer['passes']} passes" if layer["passes"] else f"{layer['spans']} spans",
             layer["parts"],
             f"{layer['seconds']:.2f} s",
             format_bytes(layer["bytes_read"]),
@@ -101,12 +101,22 @@ def summarize(out: Path, report: dict[str, Any]) -> None:
         for layer in report["layers"]
     ]
     if rows:
-        printing.print_table(["layer", "spans", "parts", "time", "read", "written"], rows)
+        printing.print_table(["layer", "by", "parts", "time", "read", "written"], rows)
     memory = report["budget"]["memory"]
     printing.print_facts(
         {
             "written": f"{out}: {report['rows']} rows of {report['output']} in {report['seconds']:.1f} s",
+            **_predicted(report),
             "peak memory": f"{format_use(report['peak_host_bytes'], memory)} "
             f"(whole process {format_bytes(report['peak_process_bytes'])})",
         }
     )
+
+
+def _predicted(report: dict[str, Any]) -> dict[str, str]:
+    """Returns what was predicted before the first layer, where it was."""
+    written, read = report["predicted_bytes_written"], report["predicted_bytes_read"]
+    if written is None:
+        return {}
+    known = "" if read is None else f"{format_bytes(read)} read, "
+    return {"predicted": f"{known}{format_bytes(written)} written by all layers"}

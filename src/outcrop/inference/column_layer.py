@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outcrop.inference.column_sums import SourceColumns
+from outcrop.inference.column_sums import ColumnSums, SourceColumns
 from outcrop.inference.columns import READ_AHEAD, ColumnPlan, OwnRows, blocks_of, padded
 from outcrop.inference.edge_counts import Counts
 from outcrop.inference.in_order import Lists, lists_in_order
@@ -40,8 +40,18 @@ from outcrop.store.record import align_page
 
 T = TypeVar("T")
 Block = tuple[int, int]  # nodes from the first to the one behind the last
+Blocks = Generator[tuple[Block, np.ndarray], None, None]
 _COLUMNS, _SUMS = "columns", "sums"
 _TAG, _READ_TAG = "infer-columns", "infer-block"
+
+
+def _keep(sums: ColumnSums, of: SourceColumns, x: Tensor, here: slice) -> list[Tensor]:
+    """Puts what sources give in its place; nothing of it is written."""
+    of.columns[here] = sums.source(x)
+    if of.scores is not None:
+        for kept, found in zip(of.scores, sums.scores(x), strict=True):
+            kept[:, here] = found
+    return []
 
 
 class ColumnLayer:
@@ -128,30 +138,19 @@ class ColumnLayer:
     # What sources give.
 
     def _fill(self, scale: Tensor | None) -> tuple[SourceColumns, Tensor | None]:
-        """Reads the input, and keeps or writes what sources give. Returns what is kept."""
+        """Reads the input, and keeps or writes what sources give. Returns what is kept, and own rows."""
         sums, plan, rows = self._sums, self.plan, padded(self._nodes)
-        one = plan.passes == 1
-        columns = self._floats(rows, sums.width) if one else torch.empty(0)
-        scores = tuple(self._floats(sums.heads, rows) for _ in range(2)) if one and sums.heads else ()
+        of: SourceColumns | None = None
+        if plan.passes == 1:
+            scores = (self._floats(sums.heads, rows), self._floats(sums.heads, rows)) if sums.heads else None
+            of = SourceColumns(self._floats(rows, sums.width), scores, scale)
         held = self._floats(rows, sums.own_width) if plan.own is OwnRows.HELD else None
-        writer = ArrayWriter(self._runtime, self._scratch, _COLUMNS, "float32") if self._widths else None
 
         def give(item: tuple[Block, np.ndarray]) -> list[Tensor]:
             (start, _), read = item
             x = self._tensor(read)
             here = slice(start, start + len(x))
-            source = sums.source(x)
-            written: list[Tensor] = []
-            if one:
-                columns[here] = source
-            else:
-                written += [source[:, begin:end] for begin, end in plan.cuts]
-            if sums.heads:
-                for kept, found in zip(scores or (None, None), sums.scores(x), strict=True):
-                    if kept is None:
-                        written += list(found)
-                    else:
-                        kept[:, here] = found
+            written = self._cut(x) if of is None else _keep(sums, of, x, here)
             if held is not None:
                 held[here] = sums.own(x)
             if plan.own is OwnRows.STORED:
@@ -160,6 +159,7 @@ class ColumnLayer:
             return [part.clone(memory_format=torch.contiguous_format) for part in written]
 
         blocks = [(a, min(a + plan.rows, self._nodes)) for a in range(0, self._nodes, plan.rows)]
+        writer = ArrayWriter(self._runtime, self._scratch, _COLUMNS, "float32") if self._widths else None
         with self._runtime.budget.reserve("infer-part", plan.fill_bytes):
             for parts in self._piped(self._input_blocks(blocks), give):
                 for part in parts:
@@ -168,7 +168,15 @@ class ColumnLayer:
         if writer is not None:
             writer.finish()
         self.stats.rows_by_level[Level.DISK] = self._nodes
-        return SourceColumns(columns, scores, scale), held  # type: ignore[arg-type]
+        return of or SourceColumns(torch.empty(0)), held
+
+    def _cut(self, x: Tensor) -> list[Tensor]:
+        """Returns what columns.bin has of a block: the cuts, and the scores of heads."""
+        source = self._sums.source(x)
+        found = [source[:, begin:end] for begin, end in self.plan.cuts]
+        if self._sums.heads:
+            found += [score for kind in self._sums.scores(x) for score in kind]
+        return found
 
     def _floats(self, rows: int, width: int) -> Tensor:
         held = self._runtime.budget.empty(_TAG, 4 * rows * width)
@@ -192,7 +200,7 @@ class ColumnLayer:
             found.append(torch.from_numpy(room[at : at + size].view(np.float32)).view(rows, width))
             at += size
         if not heads:
-            return room, SourceColumns(found[0], (), scale)
+            return room, SourceColumns(found[0], None, scale)
         both = torch.from_numpy(room[4 * rows * self._widths[number] : at].view(np.float32))
         source, target = both.view(2, len(heads), rows)
         return room, SourceColumns(found[0], (source, target), scale)
@@ -254,9 +262,7 @@ class ColumnLayer:
     def _outputs_of_one_pass(self, of: SourceColumns, held: Tensor | None) -> Iterator[np.ndarray]:
         wanted = set(self._wanted_blocks())
         with ExitStack() as stack:
-            columns = (
-                stack.enter_context(self._opened(_COLUMNS, sum(self._widths))) if self._widths else None
-            )
+            columns = stack.enter_context(self._opened(_COLUMNS, sum(self._widths))) if self._widths else None
             own_of = stack.enter_context(self._own_rows(columns, of.columns, held))
 
             def end(block: Block, sums: Tensor) -> np.ndarray | None:
@@ -328,7 +334,7 @@ class ColumnLayer:
 
     # Reading and threads.
 
-    def _input_blocks(self, blocks: Sequence[Block]) -> Iterator[tuple[Block, np.ndarray]]:
+    def _input_blocks(self, blocks: Sequence[Block]) -> Blocks:
         """Yields the input rows of blocks, uint8, with zeros to their padded ends."""
         array, row_bytes = self._input.array, self._input.shape.row_bytes
 
@@ -358,7 +364,7 @@ class ColumnLayer:
 
     def _ahead(
         self, blocks: Sequence[Block], size: int, submit: Callable[[Block, np.ndarray], Reads]
-    ) -> Iterator[tuple[Block, np.ndarray]]:
+    ) -> Blocks:
         """Yields each block and memory of ``size`` bytes that ``submit`` has begun to fill, when it is filled. Two are
         read at a time; the memory of a block is filled again two blocks after it was let go of.
         """

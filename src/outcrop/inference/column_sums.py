@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, final
 
 import torch
@@ -29,13 +30,13 @@ class SourceColumns:
 
     Attributes:
         columns: float32 [num_nodes, columns].
-        scores: float32 [heads, num_nodes] each: of sources and of targets, of the heads that the columns are of; empty
+        scores: float32 [heads, num_nodes] each: of sources and of targets, of the heads that the columns are of; None
             where the layer has none.
         scale: float32 [num_nodes], 1 / sqrt(degree + 1), for GCN only.
     """
 
     columns: Tensor
-    scores: tuple[Tensor, Tensor] | tuple[()] = ()
+    scores: tuple[Tensor, Tensor] | None = None
     scale: Tensor | None = None
 
 
@@ -226,13 +227,13 @@ class _Gat(ColumnSums):
         if most >= self._each:
             count = -(-self.heads // (most // self._each))
             heads = [self.heads * i // count for i in range(count + 1)]
-            return tuple((a * self._each, b * self._each) for a, b in zip(heads, heads[1:], strict=False))
+            return tuple((a * self._each, b * self._each) for a, b in pairwise(heads))
         count = -(-self._each // most)
         bounds = [self._each * i // count for i in range(count + 1)]
         return tuple(
             (head * self._each + a, head * self._each + b)
             for head in range(self.heads)
-            for a, b in zip(bounds, bounds[1:], strict=False)
+            for a, b in pairwise(bounds)
         )
 
     def heads_of(self, begin: int, end: int) -> range:
@@ -250,6 +251,7 @@ class _Gat(ColumnSums):
 
     def begin(self, of: SourceColumns, first: int, count: int) -> _GatColumns:
         own = slice(first, first + count)
+        assert of.scores is not None
         source, target = of.scores
         heads = len(source)
         sums = _GatColumns(of.columns, count, heads, of.columns.shape[1] // heads)
@@ -257,6 +259,7 @@ class _Gat(ColumnSums):
         return sums
 
     def add(self, sums: _GatColumns, of: SourceColumns, first: int, rowptr: Tensor, col: Tensor) -> None:
+        assert of.scores is not None
         source, target = of.scores
         heads, counts = len(source), rowptr.diff()
         own = target[:, first : first + len(counts)].t()

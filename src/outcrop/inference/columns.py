@@ -103,18 +103,22 @@ def plan_columns(step: Step, memory: int) -> ColumnPlan | None:
     total = memory - _fixed_bytes(memory)
     if not (shape.stored and shape.gapless) or total <= 0:
         return None
-    chunk_bytes = max(min(total // 64 // PAGE_BYTES * PAGE_BYTES, 1 << 20), PAGE_BYTES)
+    chunk_bytes = memory_tables.LIST_CHUNK.bytes_of(total)
     most_edges = max(step.num_edges, default=0)
-    edges = max(min(total // 16 // _bytes_of_edge(sums), most_edges), PIECE_EDGES)
+    edges = max(
+        min(memory_tables.COLUMN_EDGES.bytes_of(total) // _bytes_of_edge(sums), most_edges), PIECE_EDGES
+    )
     allowed = [rows for rows in _BLOCK_ROWS if rows * shape.row_bytes % PAGE_BYTES == 0]
     for one_pass in (True, False):
-        for share in (4, 2, 1):
+        found: list[ColumnPlan] = []
+        # A quarter, or what more the smallest blocks need.
+        for most_beside in (memory_tables.COLUMN_BLOCKS.bytes_of(total), total // 2, total):
             for rows in allowed:
                 work = _WorkBytes.of(step, sums, shape, rows, edges, chunk_bytes, one_pass, total)
                 beside = max(work.while_filling, work.while_ending) if one_pass else 0
                 beside = max(beside, work.while_summing)
                 apart = max(work.while_filling, work.while_ending)
-                if beside > total // share or apart > total:
+                if beside > most_beside or apart > total:
                     continue
                 plan = _cut(step, sums, shape, total - beside, one_pass)
                 if plan is None:
@@ -122,7 +126,7 @@ def plan_columns(step: Step, memory: int) -> ColumnPlan | None:
                 cuts, own, held = plan
                 moved = _transferred(step, sums, shape, cuts, own, rows)
                 most = max(held + beside, apart)
-                return ColumnPlan(
+                one = ColumnPlan(
                     cuts,
                     own,
                     rows,
@@ -135,6 +139,11 @@ def plan_columns(step: Step, memory: int) -> ColumnPlan | None:
                     most,
                     *moved,
                 )
+                if not one_pass:
+                    return one
+                found.append(one)
+        if found:  # where own rows fit beside the columns, if blocks are small enough
+            return min(found, key=lambda one: one.bytes_read + one.bytes_written)
     return None
 
 
@@ -163,7 +172,11 @@ class _WorkBytes:
     ) -> _WorkBytes:
         width, own, out = sums.width, sums.own_width, step.layer.out_dim
         # Of several cuts each has at most what is there for one column of every node, as often as it fits.
-        cut = width if one_pass else min(total // (_FLOAT * max(padded(step.to.target.num_nodes), 1)) + 1, width)
+        cut = (
+            width
+            if one_pass
+            else min(total // (_FLOAT * max(padded(step.to.target.num_nodes), 1)) + 1, width)
+        )
         own_rooms = READ_AHEAD * rows * max(shape.row_bytes, _FLOAT * own) if own else 0
         given = width + 2 * sums.heads + own
         fill = rows * (shape.widened_bytes + _FLOAT * given * (_IN_FLIGHT + 1))
@@ -171,7 +184,9 @@ class _WorkBytes:
             step.layer.cost.row + shape.widened_bytes + _FLOAT * (width + own + out * (_IN_FLIGHT + 1))
         )
         adding = edges * _bytes_of_edge(sums)
-        adding += (rows if one_pass else _SUM_BLOCKS * rows) * (_LIST_BYTES * _IN_FLIGHT + _FLOAT * ((3 + _IN_FLIGHT) * cut + 8 * sums.heads))
+        adding += (rows if one_pass else _SUM_BLOCKS * rows) * (
+            _LIST_BYTES * _IN_FLIGHT + _FLOAT * ((3 + _IN_FLIGHT) * cut + 8 * sums.heads)
+        )
         summing = adding + (end if one_pass else 0)
         return cls(
             fill,

@@ -40,8 +40,8 @@ def written_bytes(graph: Graph, uses: bool) -> int:
 
 
 def count_edges(graph: Graph, out: Path, runtime: Runtime, uses: bool = True) -> Manifest:
-    """Counts edges per node, in one pass: in a graph without types ``degree`` int32 [N], edges that lead to the node from
-    other nodes; where ``uses`` are wanted, ``uses`` uint32 [N], edges that lead from it.
+    """Counts edges per node, in one pass: in a graph without types ``degree`` int32 [N], edges that lead to the node
+    from other nodes; where ``uses`` are wanted, ``uses`` uint32 [N], edges that lead from it.
 
     ``uses`` is all zeros where its counters take more than a quarter of the budget: then no rows are cached.
     """

@@ -36,7 +36,9 @@ class ArrayStream:
         self._array, self._end = array, pages_of(array.spec)
         size = max(min(chunk_bytes, self._end) // PAGE_BYTES * PAGE_BYTES, PAGE_BYTES)
         self._chunks = [runtime.budget.empty(tag, size) for _ in range(2)]
-        self._at = self._begin = self._stop = 0  # next value; the bytes of the file that the first chunk holds
+        self._at = self._begin = self._stop = (
+            0  # next value; the bytes of the file that the first chunk holds
+        )
         self._coming: Reads | None = None
         self._submit()
 
@@ -64,7 +66,9 @@ class ArrayStream:
         while filled < len(out):
             if at == self._stop:
                 self._advance()
-            part = self._chunks[0][at - self._begin : min(at - self._begin + len(out) - filled, self._stop - self._begin)]
+            part = self._chunks[0][
+                at - self._begin : min(at - self._begin + len(out) - filled, self._stop - self._begin)
+            ]
             out[filled : filled + len(part)] = part
             filled, at = filled + len(part), at + len(part)
         self._at += count
@@ -119,8 +123,8 @@ def lists_in_order(
     Args:
         most_targets: Targets of one :class:`Lists` at the most; each begins within a multiple of it and ends there at
             the latest.
-        most_edges: Edges of one at the most, no fewer than ``PIECE_EDGES``; a target with more than those has several of
-            as many, so that how its sources are added up does not depend on what fits.
+        most_edges: Edges of one at the most, no fewer than ``PIECE_EDGES``; a target with more than those has several
+            of as many, so that how its sources are added up does not depend on what fits.
         chunk_bytes: Bytes that are read at a time, of each of both arrays.
 
     Raises:

@@ -251,8 +251,8 @@ class _GatSums(SoftmaxSums):
 
 
 def gat_vectors(conv: GATConv) -> Tensor:
-    """Returns [2, heads, in], whose products with a row are its scores as a source and as a target: a . (W x) = (W' a) .
-    x.
+    """Returns [2, heads, in], whose products with a row are its scores as a source and as a target:
+    a . (W x) = (W' a) . x.
     """
     assert conv.lin is not None
     by_head = conv.lin.weight.view(conv.heads, conv.out_channels, -1)

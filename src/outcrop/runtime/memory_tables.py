@@ -248,6 +248,23 @@ LAYER = Part("a layer", "What a layer computes with.", _ALL)
 LAYER_PARTS = _part("parts", "Input rows that are summed up at a time.", 1, 4, Of.PART, within=LAYER.name)
 LAYER_SPANS = _part("spans", "Outputs and edges of consecutive targets.", 1, 2, Of.PART, within=LAYER.name)
 LAYER_CACHE = replace(ROW_CACHE, of=Of.REST, within=LAYER.name)
+COLUMN_BLOCKS = _part(
+    "blocks", "Blocks of rows that are read, summed up and written.", 1, 4, Of.PART, within=LAYER.name
+)
+COLUMN_EDGES = _part("edges", "Edges that are summed up at a time.", 1, 16, Of.PART, within=LAYER.name)
+LIST_CHUNK = _part(
+    "chunks of lists",
+    "Neighbor lists that are read at a time.",
+    1,
+    64,
+    Of.PART,
+    least=4 * _KIB,
+    most=_MIB,
+    unit=4 * _KIB,
+    copies=4,
+    within=LAYER.name,
+)
+SOURCE_COLUMNS = _part("columns", "Columns of what all sources give.", 1, of=Of.REST, within=LAYER.name)
 EDGE_COUNTS = _part("edges being counted", "Edges that are counted at a time.", 1, 4, Of.LIMIT)
 USES = _part("uses of nodes", "How many edges lead from each node, where there is room.", 1, 4, Of.LIMIT)
 HOT_USES = _part("uses while the hottest are found", "How often each row is wanted.", 1, 2, Of.LIMIT)
@@ -387,6 +404,19 @@ ACTIVITIES: dict[str, Activity] = {
                 LAYER_PARTS,
                 LAYER_SPANS,
                 LAYER_CACHE,
+            ),
+        ),
+        Activity(
+            "inference, by columns",
+            (
+                INFER_IO_BUFFERS,
+                replace(INFER_WRITE_BUFFER, copies=2),
+                SMALL_TABLES_OF_A_LAYER,
+                LAYER,
+                COLUMN_BLOCKS,
+                COLUMN_EDGES,
+                LIST_CHUNK,
+                SOURCE_COLUMNS,
             ),
         ),
         Activity("inference, counting edges", (EDGE_COUNTS, USES, WRITE_BUFFER)),
