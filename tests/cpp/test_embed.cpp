@@ -33,6 +33,14 @@ TEST(Division, SizesDifferByOne) {
     }
 }
 
+// Found by fuzzing: a copy of no floats, from a table that has none.
+TEST(RowUpdate, VectorsMayBeEmpty) {
+  WorkerPool workers(1);
+  const std::vector<int64_t> ids{0, 2};
+  take_rows({nullptr, 3, 0, 0}, ids.data(), ids.size(), nullptr, workers);
+  EXPECT_EQ(step_rows({nullptr, 3, 0, 0}, ids.data(), nullptr, ids.size(), {StepKind::sgd}, workers), 2u);
+}
+
 TEST(BucketSort, SpillsAndKeepsOrder) {
   const auto folder = std::filesystem::temp_directory_path().string();
   auto budget = Budget::create(UINT64_MAX);

@@ -714,6 +714,38 @@ TEST_P(IoQueueOnDisk, AWriteThatFailsIsAStatusAndSaidByName) {
   EXPECT_EQ(status_of(120, 1), kernels::kBeyondEnd);
 }
 
+// Found by fuzzing: such a command ended the controller, and with it all others.
+TEST_P(IoQueueOnDisk, WhatAFileIsNotOpenForIsAStatus) {
+  const auto file = random_bytes(8 * 8192, 6);
+  write_plainly(folder_.file("read"), file);
+  write_plainly(folder_.file("pages"), file);
+  auto io = engine();
+  const std::vector<FileId> files{io->open(folder_.file("read"), OpenMode::read),
+                                  io->open(folder_.file("pages"), OpenMode::pages)};
+  Rings rings(8192, 8);
+  RingController controller(io, files, rings.layout, rings.memory.data(), {});
+  auto& q = rings.queue;
+  uint32_t number = 0;
+  const auto status_of = [&](uint8_t opcode, uint32_t space, uint32_t blocks) {
+    q.pair.commands[number] = kernels::block_command(opcode, static_cast<uint16_t>(number), 0, blocks,
+                                                     reinterpret_cast<uint64_t>(q.staging));
+    q.pair.commands[number].space = space;
+    kernels::ring(q.pair.command_doorbell, number + 1);
+    kernels::Taken taken{};
+    while (!(taken = kernels::look(&q.pair.completions[number], 1)).ready) std::this_thread::yield();
+    EXPECT_EQ(controller.served(), ++number);  // also as soon as the completion is seen
+    return taken.status;
+  };
+  EXPECT_EQ(status_of(kernels::kWriteOpcode, 1, 8), kernels::kUnwritable);
+  EXPECT_NE(controller.error().find(folder_.file("read")), std::string::npos) << controller.error();
+  EXPECT_EQ(status_of(kernels::kWriteOpcode, 2, 1), kernels::kUnwritable);  // in part of a page
+  EXPECT_NE(controller.error().find(folder_.file("pages")), std::string::npos) << controller.error();
+  EXPECT_EQ(status_of(kernels::kReadOpcode, 1, 8), kernels::kDone);
+  EXPECT_EQ(status_of(kernels::kWriteOpcode, 2, 8), kernels::kDone);
+  EXPECT_EQ(read_plainly(folder_.file("read")), file);
+  EXPECT_EQ(read_plainly(folder_.file("pages")), file);
+}
+
 TEST_P(IoQueueOnDisk, ATruncatedFileIsAStatus) {
   const kernels::FileRows rows{0, 4096, 4096};
   write_plainly(folder_.file("rows"), random_bytes(4096 * 40, 6));

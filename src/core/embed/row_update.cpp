@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -126,8 +125,8 @@ void take_rows(const RowTable& table, const int64_t* ids, size_t n, float* out, 
     for (size_t i = begin; i < end; ++i) {
       if (i + kAhead < end)
         prefetch(table.data + static_cast<size_t>(ids[i + kAhead]) * table.stride, table.width);
-      std::memcpy(out + i * table.width, table.data + static_cast<size_t>(ids[i]) * table.stride,
-                  table.width * sizeof(float));
+      std::copy_n(table.data + static_cast<size_t>(ids[i]) * table.stride, table.width,
+                  out + i * table.width);
     }
   });
 }

@@ -218,7 +218,13 @@ uint32_t RingController::Impl::start(const kernels::Command& c, uint64_t number)
   Flight& flight = flights_[token] = {nullptr, number, c.id, write, {}};
   if (checksums_)
     for (const IoRequest& r : requests) flight.moved.emplace_back(r.data, r.length);
-  flight.job = io_->submit(write ? IoOp::write : IoOp::read, std::move(requests), this, token);
+  try {
+    flight.job = io_->submit(write ? IoOp::write : IoOp::read, std::move(requests), this, token);
+  } catch (const Error& refused) {  // what the file is not open for
+    if (refused.kind() != ErrorKind::argument) throw;
+    note(refused.what());
+    return write ? kernels::kUnwritable : kernels::kUnreadable;
+  }
   free_flights_.pop_back();
   return kernels::kDone;
 }
@@ -290,10 +296,10 @@ void RingController::Impl::post(const Finished& f) {
   entry.queue = 1;
   const uint32_t phase = published_ / depth % 2 == 0 ? 1 : 0;
   const uint16_t id = published_ == faults_.repeat_at ? last_id_ : f.id;
+  served_.fetch_add(1, std::memory_order_relaxed);  // before: who has seen the completion finds it counted
   kernels::store_release(&entry.last, kernels::completion_word(id, phase, f.status));
   last_id_ = f.id;
   ++published_;
-  served_.fetch_add(1, std::memory_order_relaxed);
 }
 
 RingController::RingController(std::shared_ptr<BlockIo> io, const std::vector<FileId>& files,
