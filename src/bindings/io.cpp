@@ -7,6 +7,7 @@
 #include "io/block_io.h"
 #include "io/page_sums.h"
 #include "io/row_stream.h"
+#include "io/row_sums.h"
 #include "io/rows.h"
 
 namespace outcrop {
@@ -319,10 +320,45 @@ void bind_page_sums(nb::module_& m) {
       "Raises ChecksumError unless page i of data has checksum crcs[first + i].");
 }
 
+RowTable row_table(const ConstByteRows& rows) {
+  return {reinterpret_cast<const std::byte*>(rows.data()), rows.shape(0), row_stride(rows, "rows"),
+          rows.shape(1)};
+}
+
+void bind_row_sums(nb::module_& m) {
+  m.def(
+      "sum_rows",
+      [](WorkerPool& workers, ConstByteRows rows, Array1<uint32_t> out) {
+        if (out.size() != rows.shape(0))
+          throw Error(ErrorKind::argument, std::to_string(rows.shape(0)) + " rows have no " +
+                                               std::to_string(out.size()) + " checksums");
+        nb::gil_scoped_release release;
+        sum_rows(workers, row_table(rows), out.data());
+      },
+      "workers"_a, "rows"_a, "out"_a, "out[i] = CRC-32C of rows[i], rows of bytes.");
+  m.def(
+      "compare_rows",
+      [](WorkerPool& workers, ConstByteRows rows, Ids ids, Array1<const uint32_t> crcs) {
+        if (ids.size() != rows.shape(0))
+          throw Error(ErrorKind::argument,
+                      std::to_string(rows.shape(0)) + " rows have no " + std::to_string(ids.size()) + " ids");
+        RowMismatch found;
+        {
+          nb::gil_scoped_release release;
+          found = compare_rows(workers, row_table(rows), ids.data(), {crcs.data(), crcs.size()});
+        }
+        return nb::make_tuple(found.first, found.count);
+      },
+      "workers"_a, "rows"_a, "ids"_a, "crcs"_a,
+      "(i, n): n rows have another CRC-32C than crcs[ids[i]], or an id without one; i is the first of them, "
+      "len(rows) without any.");
+}
+
 }  // namespace
 
 void bind_io(nb::module_& m) {
   bind_page_sums(m);
+  bind_row_sums(m);
   bind_options(m);
   bind_engine(m);
   bind_rows(m);

@@ -26,6 +26,10 @@ class ChecksumError(FormatError):
     """Bytes on disk differ from those that were written."""
 
 
+class CorruptionError(OutcropError, RuntimeError):
+    """Bytes in memory differ from those on disk that they were read from (``paranoid``)."""
+
+
 class BudgetError(OutcropError, MemoryError):
     """A memory, device-memory or disk-space limit cannot hold what was asked.
 

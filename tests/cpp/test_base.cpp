@@ -114,6 +114,20 @@ TEST(Checksum, FastEqualsTableAndCombines) {
   }
 }
 
+TEST(Checksum, OfRowsEqualsEachAlone) {
+  std::mt19937_64 rng(2);
+  std::vector<uint8_t> data(40'000);
+  for (auto& b : data) b = static_cast<uint8_t>(rng());
+  for (const size_t row_bytes : {0, 1, 4, 7, 8, 100, 513, 1024, 6500}) {
+    const size_t stride = row_bytes + rng() % 9, rows = rng() % (data.size() / (stride + 1) / 2 + 1);
+    const uint8_t* begin = data.data() + rng() % 8;
+    std::vector<uint32_t> found(rows), wanted;
+    crc32c_rows(begin, rows, row_bytes, stride, found.data());
+    for (size_t i = 0; i < rows; ++i) wanted.push_back(crc32c_table(begin + i * stride, row_bytes));
+    EXPECT_EQ(found, wanted) << rows << " rows of " << row_bytes << " every " << stride;
+  }
+}
+
 // Known answers published with the reference implementation (Random123, kat_vectors).
 TEST(Philox, KnownAnswers) {
   using A = std::array<uint32_t, 4>;

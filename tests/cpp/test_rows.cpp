@@ -3,6 +3,7 @@
 #include <set>
 
 #include "base/checksum.h"
+#include "io/row_sums.h"
 #include "io/rows.h"
 #include "io_test_util.h"
 
@@ -241,6 +242,37 @@ TEST(GatherRows, ChecksIdsBeforeWriting) {
         gather_rows(workers, {table.data(), 10, 99, 100}, &id, 1, out.data(), 100);
       },
       ErrorKind::argument);
+}
+
+TEST(RowSums, FindEveryFlip) {
+  WorkerPool workers(3);
+  for (const size_t row_bytes : {1, 12, 64, 1000}) {
+    const size_t n = 5000, stride = row_bytes + 3;
+    auto table = random_bytes(n * stride, row_bytes);
+    std::vector<uint32_t> crcs(n);
+    sum_rows(workers, {table.data(), n, stride, row_bytes}, crcs.data());
+    for (size_t i = 0; i < n; i += 499)
+      EXPECT_EQ(crcs[i], crc32c_table(table.data() + i * stride, row_bytes));
+    const auto ids = random_ids(4000, n, 3);
+    BytesVector taken(ids.size() * row_bytes);
+    for (size_t i = 0; i < ids.size(); ++i)
+      std::memcpy(taken.data() + i * row_bytes, table.data() + static_cast<size_t>(ids[i]) * stride,
+                  row_bytes);
+    const auto compare = [&](std::span<const int64_t> of) {
+      const auto [first, count] =
+          compare_rows(workers, {taken.data(), of.size(), row_bytes, row_bytes}, of.data(), crcs);
+      return std::pair(first, count);
+    };
+    EXPECT_EQ(compare(ids), std::pair(ids.size(), size_t{0}));
+    for (const size_t at : {3999, 2001, 2000, 17}) {
+      taken[at * row_bytes + row_bytes / 2] ^= std::byte{4};
+      EXPECT_EQ(compare(ids).first, at);
+    }
+    EXPECT_EQ(compare(ids).second, 4u);
+    auto lying = ids;
+    lying[5] = n, lying[6] = -1, lying[7] = INT64_MIN;
+    EXPECT_EQ(compare(lying), std::pair(size_t{5}, size_t{7}));
+  }
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,11 +14,13 @@ from device_under_test import NAME as GPU
 from outcrop import _core
 from outcrop.api.train import train
 from outcrop.config import DeviceConfig
-from outcrop.errors import ArgumentError, BudgetError, IoError
-from outcrop.loading.modes import Online
+from outcrop.errors import ArgumentError, BudgetError, CorruptionError, IoError
+from outcrop.loading.modes import Online, mode_with
 from outcrop.loading.open import open_session
+from outcrop.loading.transfer import _OnGpu
 from outcrop.nn import layers
 from outcrop.rows.rings import GpuDiskRows
+from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import open_graph
 from prepare_support import prepare
@@ -61,6 +64,42 @@ def test_batches_are_those_of_the_cpu(made, mode, gpu):
             peaks = b.device_peaks
         assert sum(peaks.values()) <= DEVICE_BYTES
     assert bool(gpu.launched) == (mode in ("packed", "memory", "online"))
+
+
+@pytest.mark.parametrize("mode", ["packed", "memory", "online", "ondisk"])
+def test_paranoid_sees_the_rows_that_the_gpu_has(made, mode, gpu, monkeypatch):
+    """They come back in pieces, of which the last is shorter; a bit that flips on the device is found."""
+    graph, run = made
+    asked = mode_with(mode, {"paranoid": True})
+    to = DeviceConfig(GPU, DEVICE_BYTES)
+    monkeypatch.setattr(
+        memory_tables, "ROW_CHECK", replace(memory_tables.ROW_CHECK, least=0, most=3 * 129 * 4)
+    )
+    with Runtime() as runtime, open_session(graph, runtime, asked, run_folder=run, device=to) as session:
+        assert runtime.budget.by_tag["row-check"].now_bytes == 4096
+        compare_rows(made, mode, session.batches("train"))
+    visit, features = _OnGpu.visit_rows, as_rows(random_features(600, 129, "float32"))
+
+    def damaged(self, see, buffer):
+        self.arrived.synchronize()
+        with self.gpu.on_stream(self.stream):
+            here = self.rows[0].cpu()
+            here.view(torch.uint8)[7, 5] ^= 8
+            self.rows[0].copy_(here)
+        visit(self, see, buffer)
+
+    monkeypatch.setattr(_OnGpu, "visit_rows", damaged)
+    with Runtime() as runtime:
+        with open_session(graph, runtime, mode, run_folder=run, device=to) as session:
+            for batch in session.batches("train"):
+                x = as_rows(batch.x.cpu().numpy())
+                assert np.array_equal(x, features[batch.graph.n_id])  # nobody has asked for a look
+                del batch
+        with (
+            open_session(graph, runtime, asked, run_folder=run, device=to) as session,
+            pytest.raises(CorruptionError, match=r"batch 0 of .*1 bit differs"),
+        ):
+            list(session.batches("train"))
 
 
 def compare_rows(made, mode, batches):

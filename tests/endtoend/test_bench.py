@@ -10,7 +10,18 @@ import numpy as np
 import pytest
 
 from embed_support import knowledge_graph, random_triples
-from outcrop.bench import checks, curves, embed, epoch, infer, layout, pipeline, quality, small_batches
+from outcrop.bench import (
+    checks,
+    curves,
+    embed,
+    epoch,
+    infer,
+    layout,
+    paranoid,
+    pipeline,
+    quality,
+    small_batches,
+)
 from outcrop.bench import prepare as preparing
 from outcrop.bench.epoch import Setting, ensure_graph
 from outcrop.bench.graphs import GraphShape
@@ -229,6 +240,15 @@ def test_stages_one_after_another_deliver_the_same(folder: Path):
         assert all(np.array_equal(a.numpy(), b.numpy()) for a, b in zip(got, expected, strict=True))
         with pytest.raises(BudgetError, match="held by the caller"):
             list(session.batches("train", overlapped=False))
+
+
+def test_paranoid_compares_the_same_training_with_and_without(folder: Path):
+    result = paranoid.run(folder, replace(SETTING, rounds=1), silent)
+    assert list(result["cases"]) == ["2 epochs, packed", "2 epochs, online", "2 epochs, memory"]
+    assert all(
+        case[kind]["cpu_seconds"] > 0 for case in result["cases"].values() for kind in ("paranoid", "plain")
+    )
+    assert result["checksums"]["bytes"] == 4 * SHAPE.nodes
 
 
 def test_checks_compares_what_is_checked_with_what_is_not(folder: Path, tmp_path: Path):

@@ -73,17 +73,24 @@ __attribute__((target("sse4.2,crc32"))) uint32_t crc32c_hardware(const void* dat
   return ~static_cast<uint32_t>(c);
 }
 
-__attribute__((target("sse4.2,crc32"))) void crc32c_three_pages(const unsigned char* p, uint32_t* out) {
+__attribute__((target("sse4.2,crc32"))) void crc32c_three(const unsigned char* p, size_t bytes, size_t stride,
+                                                          uint32_t* out) {
   uint64_t a = 0xFFFFFFFFu, b = a, c = a;
   const auto load = [](const unsigned char* at) {
     uint64_t v;
     std::memcpy(&v, at, 8);
     return v;
   };
-  for (size_t i = 0; i < kPage; i += 8) {
+  size_t i = 0;
+  for (; i + 8 <= bytes; i += 8) {
     a = _mm_crc32_u64(a, load(p + i));
-    b = _mm_crc32_u64(b, load(p + kPage + i));
-    c = _mm_crc32_u64(c, load(p + 2 * kPage + i));
+    b = _mm_crc32_u64(b, load(p + stride + i));
+    c = _mm_crc32_u64(c, load(p + 2 * stride + i));
+  }
+  for (; i < bytes; ++i) {
+    a = _mm_crc32_u8(static_cast<uint32_t>(a), p[i]);
+    b = _mm_crc32_u8(static_cast<uint32_t>(b), p[stride + i]);
+    c = _mm_crc32_u8(static_cast<uint32_t>(c), p[2 * stride + i]);
   }
   out[0] = ~static_cast<uint32_t>(a), out[1] = ~static_cast<uint32_t>(b), out[2] = ~static_cast<uint32_t>(c);
 }
@@ -106,14 +113,18 @@ uint32_t crc32c(const void* data, size_t size, uint32_t crc) {
   return crc32c_table(data, size, crc);
 }
 
-void crc32c_pages(const void* data, size_t pages, uint32_t* out) {
+void crc32c_rows(const void* data, size_t rows, size_t row_bytes, size_t stride, uint32_t* out) {
   const auto* p = static_cast<const unsigned char*>(data);
   size_t i = 0;
 #if defined(__x86_64__)
   static const bool hardware = __builtin_cpu_supports("sse4.2");
-  for (; hardware && i + 3 <= pages; i += 3) crc32c_three_pages(p + i * kPage, out + i);
+  for (; hardware && i + 3 <= rows; i += 3) crc32c_three(p + i * stride, row_bytes, stride, out + i);
 #endif
-  for (; i < pages; ++i) out[i] = crc32c(p + i * kPage, kPage);
+  for (; i < rows; ++i) out[i] = crc32c(p + i * stride, row_bytes);
+}
+
+void crc32c_pages(const void* data, size_t pages, uint32_t* out) {
+  crc32c_rows(data, pages, kPage, kPage, out);
 }
 
 uint32_t crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t bytes_b) {

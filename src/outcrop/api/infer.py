@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,8 @@ def infer(
         output: ``logits``; ``classes`` of class labels; ``probabilities`` of classes (softmax) or multi-label columns
             (sigmoid); ``values`` of regression, which are its logits; or ``embeddings``: what the last layer reads, of
             ``hgt`` its last linear map.
-        sampling: How the batches of ``sampled`` are drawn (:class:`outcrop.InferSampling`).
+        sampling: How the batches of ``sampled`` are drawn, and, of either method, whether rows are compared with their
+            checksums (:class:`outcrop.InferSampling`).
         any_graph: Score another graph than the model was trained on; its features must mean the same.
         memory: Budget for everything Outcrop holds; the interpreter, torch and the model come on top. None: half of
             what the machine has available, rounded down to a power of two, 4 GiB at the most. The order of additions,
@@ -99,6 +101,7 @@ def infer(
     Raises:
         ArgumentError: Values out of range, or a checkpoint of another graph or width.
         BudgetError: The budget cannot hold one part of a layer; names the smallest that can.
+        CorruptionError: With ``InferSampling(paranoid=True)``: a row is not what the graph has.
         FormatError: No checkpoint there, or it cannot be read.
         IoError: The disk is full or refuses, or another process writes to ``out``.
     """
@@ -119,6 +122,7 @@ def infer(
         graph = graph.with_seeds(scored.seed_type(graph).name)
     # Weights do not say what a model of one's own computes: layers that were left may be of another.
     task = checked_task(graph, scored, Path(out), nodes, output, resumable=stored)
+    task = replace(task, paranoid=drawn.paranoid)
     config = sampling_of(task, drawn.batch_size, drawn.seed)
     limit = default_memory(system.available_memory()) if memory is None else parse_size(memory)
     with watched.watching() as progress:

@@ -131,7 +131,7 @@ class Run:
             first_epoch=0,
             task="node",
         )
-        mode = Online(topology=asked.mode.topology) if isinstance(asked.mode, Packed) else asked.mode
+        mode = Online(**asked.mode.common) if isinstance(asked.mode, Packed) else asked.mode
         return drawn_source(replace(asked, config=config, mode=mode), split)
 
 

@@ -11,7 +11,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -50,7 +51,8 @@ def run(folder: Path, setting: Setting, log: Log) -> dict[str, Any]:
 
     cases = {}
     for name, work in (("prepare", prepares), (f"{setting.epochs} epochs, online", trains)):
-        cases[name] = _compare(name, work, graphs, setting.rounds, log)
+        turns = {kind: partial(work, path) for kind, path in graphs.items()}
+        cases[name] = compare(name, turns, setting.rounds, log)
     shutil.rmtree(out, ignore_errors=True)
     shutil.rmtree(graphs[_UNCHECKED])
     return {
@@ -83,19 +85,27 @@ def without_checks(graph: Path, out: Path) -> Path:
     return out
 
 
-def _compare(
-    name: str, work: Callable[[Path], None], graphs: dict[str, Path], rounds: int, log: Log
-) -> dict[str, Any]:
-    """Times ``work`` on both graphs; one round before the first warms up and is not counted."""
-    measured: dict[str, list[tuple[float, float]]] = {kind: [] for kind in graphs}
+def compare(name: str, turns: Mapping[str, Callable[[], None]], rounds: int, log: Log) -> dict[str, Any]:
+    """Times two ways of doing the same, in the order A B, B A, A B ...; a round before the first warms up and is not
+    counted.
+
+    Args:
+        turns: What is done with checks, and without.
+
+    Returns:
+        ``{name of a turn: {"cpu_seconds", "seconds", "all_cpu_seconds"}, "cost"}``: medians, and the median of the
+        rounds' ratios of processor times less one.
+    """
+    measured: dict[str, list[tuple[float, float]]] = {kind: [] for kind in turns}
     for turn in range(rounds + 1):
         log(f"{name}: round {turn}/{rounds}")
-        for kind in sorted(graphs, reverse=turn % 2 == 1):
+        for kind in sorted(turns, reverse=turn % 2 == 1):
             clock, cpu = time.perf_counter(), time.process_time()
-            work(graphs[kind])
+            turns[kind]()
             if turn:
                 measured[kind].append((time.process_time() - cpu, time.perf_counter() - clock))
-    ratios = [a[0] / b[0] for a, b in zip(measured[_CHECKED], measured[_UNCHECKED], strict=True)]
+    checked, unchecked = measured.values()
+    ratios = [a[0] / b[0] for a, b in zip(checked, unchecked, strict=True)]
     return {
         **{
             kind: {

@@ -20,7 +20,9 @@ def add_commands(app: typer.Typer) -> None:
         "papers.oc --checkpoint ckpt --out predictions.parquet --output classes --memory 2GiB",
     )(
         common.with_config(
-            with_options(infer, sampling=(InferSampling, Fields(("fanouts", "batch_size", "seed"))))
+            with_options(
+                infer, sampling=(InferSampling, Fields(("fanouts", "batch_size", "seed", "paranoid")))
+            )
         )
     )
 

@@ -194,17 +194,21 @@ _STORED = {"batch_dependency": "dependency"}  # what fields are called on disk
 
 @dataclass(frozen=True)
 class InferSampling:
-    """Says how batches are drawn where nodes are scored in sampled batches.
+    """Says how batches are drawn where nodes are scored in sampled batches, and whether what is computed with is right.
 
     Attributes:
         fanouts: Neighbours per hop, -1 = all; None: those of the training.
         batch_size: Nodes scored per batch.
         seed: The same seed gives the same batches.
+        paranoid: Whether every row of the graph is compared with its checksum before it is computed with, behind all
+            caches and buffers, also layer by layer. The checksums, 4 bytes a row, are kept beside the graph, and made
+            when they are first asked for. What a layer gives to the next has none.
     """
 
     fanouts: tuple[int, ...] | None = None
     batch_size: int = 1024
     seed: int = 0
+    paranoid: bool = False
 
     def __post_init__(self) -> None:
         if self.fanouts is not None:

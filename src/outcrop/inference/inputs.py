@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
@@ -58,21 +59,32 @@ class InputRows(ABC):
     def open(self, runtime: Runtime, scratch_bytes: int) -> RowSource:
         """Returns what reads them, with ``scratch_bytes`` for pages in flight."""
 
+    def compare(self, ids: np.ndarray, rows: np.ndarray) -> None:
+        """Compares rows that were read, uint8 [len(ids) * row_bytes], with their checksums, if somebody has them."""
+
     def close(self) -> None:
         """Closes what they are read from."""
 
 
 @final
 class StoredRows(InputRows):
-    """Opens rows that lie on disk: features, or what the layer before gave."""
+    """Opens rows that lie on disk: features, or what the layer before gave.
 
-    def __init__(self, array: DiskArray):
+    Args:
+        compare: Compares rows, uint8 [n, row_bytes], with those of ids, int64 [n]; None: nothing does.
+    """
+
+    def __init__(self, array: DiskArray, compare: Callable[[np.ndarray, np.ndarray], None] | None = None):
         spec = array.spec
-        self.array = array
+        self.array, self._compare = array, compare
         self.shape = InputShape(array.num_rows, array.row_bytes, spec.shape[1], spec.dtype)
 
     def open(self, runtime: Runtime, scratch_bytes: int) -> RowSource:
         return DiskRows(self.array, runtime, scratch_bytes=scratch_bytes)
+
+    def compare(self, ids: np.ndarray, rows: np.ndarray) -> None:
+        if self._compare is not None:
+            self._compare(ids, rows.reshape(len(ids), self.shape.row_bytes))
 
     def close(self) -> None:
         self.array.close()

@@ -226,6 +226,7 @@ class Layer:
         out = work.lease.buffer.x[: len(work.ids) * rows.row_bytes]
         for level, count in rows.read_rows(work.ids, out).items():
             self.stats.rows_by_level[level] = self.stats.rows_by_level.get(level, 0) + count
+        self._inputs[work.node_type].compare(work.ids, out)
         work.x = out
         if self._scales is not None:
             degree = np.empty(len(work.ids), np.int32)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from outcrop.config import DeviceConfig, SampleConfig, format_bytes, format_use
+from outcrop.config import CPU, DeviceConfig, SampleConfig, format_bytes, format_use
 from outcrop.errors import BudgetError, IoError
 from outcrop.inference import activations, division, edge_counts
 from outcrop.inference import export as exporting
@@ -33,6 +33,7 @@ from outcrop.inference.whole import WholeModel
 from outcrop.loading import session as load
 from outcrop.loading.feeders import SampledStructures
 from outcrop.loading.needs import CountedBatches
+from outcrop.loading.row_check import RowCheck
 from outcrop.nn.typed import TypedModel
 from outcrop.rows import disk_rows
 from outcrop.runtime import memory_tables
@@ -275,13 +276,16 @@ def _finished(task: InferTask, work: Path) -> list[Step]:
 def _inputs(task: InferTask, work: Path, step: Step, runtime: Runtime) -> dict[int, InputRows]:
     """Opens the rows that ``step`` reads."""
     graph, found = task.graph, {}
+    stored = any(shape.stored for shape in step.inputs.values())
+    check = RowCheck(graph, runtime, CPU) if task.paranoid and stored and not step.index else None
     for number, shape in step.inputs.items():
         if step.index:
             (before,) = (one for one in task.steps[step.index - 1] if one.to.target.number == number)
             found[number] = StoredRows(activations.open_rows(work / before.name, runtime))
         elif shape.stored:
             (file,) = (one for one in graph.row_files if one.owner == graph.node_types[number])
-            found[number] = StoredRows(graph.open_rows(runtime, file))
+            compare = None if check is None else check.comparing(file, f"layer 0 of {task.out.name}")
+            found[number] = StoredRows(graph.open_rows(runtime, file), compare)
         else:
             assert isinstance(task.model, TypedModel)
             found[number] = MadeRows(task.model.make_rows, number, shape)
@@ -380,6 +384,7 @@ def _sampled_session(task: InferTask, config: SampleConfig, runtime: Runtime) ->
     """Opens a session that loads batches around the nodes that are scored, drawn as they are needed."""
     graph, whole = task.graph, isinstance(task.model, WholeModel)
     device = DeviceConfig(str(task.model.device if whole else next(task.model.parameters()).device))
+    check = RowCheck(graph, runtime, device) if task.paranoid else None
     pool = load.make_pool(graph, runtime, buffers=memory_tables.BATCH_BUFFERS, device=device)
     rows = [disk_rows(graph, runtime, file) for file in graph.row_files]
     sampler = BatchSampler(
@@ -389,4 +394,7 @@ def _sampled_session(task: InferTask, config: SampleConfig, runtime: Runtime) ->
         memory_fraction=memory_tables.GROWING_SAMPLER.fraction,
         ids={"infer": _seeds(task)},
     )
-    return load.row_session(graph, SampledStructures(sampler), rows, pool, runtime, device)
+    session = load.row_session(graph, SampledStructures(sampler), rows, pool, runtime, device)
+    if check is not None:
+        session.compare_rows(check)
+    return session

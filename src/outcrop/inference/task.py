@@ -48,6 +48,7 @@ class InferTask:
         node_type: The type of the nodes whose output is written.
         depth: Layers to compute.
         resumable: The weights say what the model computes, so that layers an interrupted call has left are its own.
+        paranoid: Whether the rows of the graph are compared with their checksums before they are computed with.
     """
 
     graph: Graph
@@ -60,6 +61,7 @@ class InferTask:
     node_type: NodeType
     depth: int
     resumable: bool
+    paranoid: bool = False
 
     @property
     def model(self) -> Model | TypedModel | WholeModel:

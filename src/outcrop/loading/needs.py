@@ -208,7 +208,8 @@ class SessionNeeds:
     ):
         self._ids = ids
         self._graph = graph.with_edge_rows(config.edge_rows)
-        self._mode, self._config, self._passes = mode_named(mode), config, passes
+        self._config, self._passes = config, passes
+        self._mode = replace(mode_named(mode), paranoid=False)  # what is compared takes nothing of a budget
         self._run, self._epoch_splits = run, epoch_splits
         self._counter = counter or BatchCounter()
         self._counted: Rehearsal | None = None
@@ -264,7 +265,7 @@ def other_modes(limit: int | None, mode: Mode, fits: Callable[[Mode], Callable[[
     Args:
         fits: Makes what says whether a budget is enough for a mode.
     """
-    for other in (replace(one, topology=mode.topology) for one in _ALTERNATIVES):
+    for other in (replace(one, **mode.common) for one in _ALTERNATIVES):
         if limit is not None and other.name != mode.name and fits(other)(limit):
             return f"--mode {other} works with this budget"
     return SMALLER_BATCHES

@@ -10,6 +10,7 @@ from outcrop.config import CPU, DeviceConfig, SampleConfig
 from outcrop.device import gpu_named
 from outcrop.errors import ArgumentError, BudgetError, FormatError
 from outcrop.loading.modes import MODES, Mode, Online, SessionRequest, mode_named, names_of
+from outcrop.loading.row_check import RowCheck
 from outcrop.loading.run_stages import open_recorded
 from outcrop.loading.session import LoadSession
 from outcrop.runtime.runtime import Runtime
@@ -62,13 +63,21 @@ def open_session(
         request = replace(request, config=sampled, ids=None, run=run_folder, recorded=recorded)
     elif mode.needs_run:
         raise ArgumentError(f"mode {mode} needs a run: make one with outcrop prepare, or choose another mode")
+    check = RowCheck(graph, runtime, device) if mode.paranoid else None
+    session = _open(mode, request)
+    if check is not None:
+        session.compare_rows(check)
+    return session
+
+
+def _open(mode: Mode, request: SessionRequest) -> LoadSession:
     try:
         return mode.open(request)
     except BudgetError:
         if not _may_hold_topology(mode, request):
             raise
     # Neighbour lists that fit their share of the budget may leave too little for the rest: then they stay on disk.
-    on_disk = placement_of("automatic", topology_bytes(graph), available_bytes=0)
+    on_disk = placement_of("automatic", topology_bytes(request.graph), available_bytes=0)
     return replace(mode, topology=on_disk).open(request)
 
 

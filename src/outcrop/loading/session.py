@@ -2,7 +2,8 @@
 
 Source: DiskGNN sections 4 and 5.3. The stages: *submit* leases a buffer and starts the reads, *read* waits for them and
 checks what came, *assemble* puts every row in its place, *share* (``read_shared``) reads what lies in the disk cache,
-*transfer* makes tensors (and copies to the device). The consumer computes. Modes differ in where the rows come from and
+*transfer* makes tensors (and copies to the device), *check* compares every row where ``paranoid`` asks for it. The
+consumer computes. Modes differ in where the rows come from and
 in nothing else. These are names of spans, which reports read: methods may be called otherwise.
 """
 
@@ -49,6 +50,7 @@ from outcrop.store.targets import open_targets, target_bytes
 
 if TYPE_CHECKING:
     from outcrop.device.budget import DeviceBudget
+    from outcrop.loading.row_check import RowCheck
     from outcrop.loading.transfer import Arrays, BatchInTransfer, Transfer
     from outcrop.store.minibatch import MiniBatch
 
@@ -113,7 +115,12 @@ class LoadSession:
         self._targets = open_targets(graph, runtime)
         self._feeder, self._runtime, self._pool, self._transfer = feeder, runtime, pool, transfer
         self._closed = False
+        self._check: RowCheck | None = None
         self._current: weakref.ref[Loader] | None = None
+
+    def compare_rows(self, check: RowCheck) -> None:
+        """Has every row of the passes from now on compared by ``check`` before a batch is handed out."""
+        self._check = check
 
     def batches(
         self,
@@ -145,18 +152,8 @@ class LoadSession:
         if previous is not None:
             previous.supersede()
         source = self._feeder.source(split, epoch, numbers)
-        loader = Loader(
-            self._feeder,
-            self._pool,
-            self._transfer,
-            split,
-            epoch,
-            self._runtime,
-            overlapped,
-            source,
-            self._completing(complete),
-            arrays,
-        )
+        steps = PassSteps(self._completing(complete), arrays, self._check, overlapped)
+        loader = Loader(self._feeder, self._pool, self._transfer, split, epoch, self._runtime, source, steps)
         self._current = weakref.ref(loader)
         return loader
 
@@ -214,6 +211,23 @@ class LoadSession:
         self.close()
 
 
+@dataclass(frozen=True)
+class PassSteps:
+    """Says which steps the batches of a pass go through, beside those that all go through.
+
+    Attributes:
+        complete: Adds to the structure of each batch; None: nothing does.
+        arrays: What of the structure goes to a GPU with the rows, beside ``rowptr`` and ``col``.
+        check: Compares every row; None: nobody does.
+        overlapped: Else the steps run one after another when a batch is asked for.
+    """
+
+    complete: Callable[[BatchGraph], BatchGraph] | None = None
+    arrays: Arrays | None = None
+    check: RowCheck | None = None
+    overlapped: bool = True
+
+
 class Loader:
     """Goes over the mini-batches of one epoch. ``stats`` counts what was delivered."""
 
@@ -225,11 +239,10 @@ class Loader:
         split: str,
         epoch: int,
         runtime: Runtime,
-        overlapped: bool,
         source: Iterable[Any],
-        complete: Callable[[BatchGraph], BatchGraph] | None = None,
-        arrays: Arrays | None = None,
+        asked: PassSteps,
     ):
+        complete, check, overlapped = asked.complete, asked.check, asked.overlapped
         self.stats = LoadStats()
         self._transfer = transfer
         self._superseded = False
@@ -262,7 +275,7 @@ class Loader:
 
             assert batch.graph is not None
             return transfer.deliver(
-                LoadedBatch(batch.graph, batch.lease, batch.table), stopped, arrays
+                LoadedBatch(batch.graph, batch.lease, batch.table), stopped, asked.arrays
             ), batch
 
         def add(batch: BatchInFlight) -> BatchInFlight:
@@ -270,6 +283,19 @@ class Loader:
             assert batch.graph is not None
             batch.graph = complete(batch.graph)
             return batch
+
+        compared = count()
+
+        def compare(
+            delivered: tuple[BatchInTransfer, BatchInFlight],
+        ) -> tuple[BatchInTransfer, BatchInFlight]:
+            assert check is not None
+            arriving, batch = delivered
+            assert batch.graph is not None
+            check.compare(
+                arriving, batch.graph, f"batch {next(compared)} of this pass over {split!r} of epoch {epoch}"
+            )
+            return delivered
 
         def check_not_starved() -> None:
             pool.check_not_starved()
@@ -282,6 +308,7 @@ class Loader:
             ("share", feeder.read_shared),
             *((("complete", add),) if complete is not None else ()),
             ("transfer", deliver),
+            *((("check", compare),) if check is not None else ()),
         )
         drawn = _drawn(source, traced)
         stages = [Stage(name, traced(name, step)) for name, step in steps]

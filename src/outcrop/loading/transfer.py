@@ -54,11 +54,19 @@ Arrays = Callable[[BatchGraph], Mapping[str, np.ndarray]]
 """What of a batch goes to the device beside its rows, labels, degrees, ``rowptr`` and ``col``."""
 
 
+SeeRows = Callable[[int, int, np.ndarray], None]
+"""Is shown rows: the number of their row file, the position of the first, and uint8 [n, row bytes]."""
+
+
 class BatchInTransfer(Protocol):
     """Stands for a mini-batch whose transfer has begun."""
 
     def take(self) -> MiniBatch:
         """Takes the batch, in the thread that uses it, on whose current stream its tensors may be used at once."""
+        ...
+
+    def visit_rows(self, see: SeeRows, buffer: np.ndarray) -> None:
+        """Shows all rows of the batch to ``see``; those on a GPU come back through ``buffer``, uint8, in pieces."""
         ...
 
 
@@ -107,6 +115,10 @@ class _OnCpu:
 
     def take(self) -> MiniBatch:
         return self.batch
+
+    def visit_rows(self, see: SeeRows, buffer: np.ndarray) -> None:
+        for number, rows in enumerate(self.batch.rows):
+            see(number, 0, _row_bytes_of(rows).numpy())
 
 
 def _arrays_of(graph: BatchGraph) -> list[np.ndarray]:
@@ -208,6 +220,11 @@ def transfer_to(
     )
 
 
+def _row_bytes_of(rows: torch.Tensor) -> torch.Tensor:
+    """Returns [n, width] as uint8 [n, row bytes]."""
+    return rows.view(torch.uint8)
+
+
 class _BufferToken:
     """Keeps a buffer of the device as long as the tensors over it have it."""
 
@@ -218,6 +235,7 @@ class _OnGpu:
 
     gpu: Gpu
     stream_of: int  # the number of the GPU
+    stream: Any  # on which it was put together
     buffer_lease: Lease[DeviceBuffer]
     arrived: Fence
     graph: BatchGraph
@@ -235,6 +253,17 @@ class _OnGpu:
         # As long as the seeds: a loop may keep all of an epoch.
         y, degree = arrays.pop("y").clone(), arrays.pop("degree", None)
         return MiniBatch(graph=self.graph, rows=self.rows, y=y, degree=degree, arrays=arrays)
+
+    def visit_rows(self, see: SeeRows, buffer: np.ndarray) -> None:
+        self.arrived.synchronize()
+        with self.gpu.on_stream(self.stream):  # not on that of who trains
+            for number, rows in enumerate(map(_row_bytes_of, self.rows)):
+                step = max(len(buffer) // max(rows.shape[1], 1), 1)
+                for first in range(0, len(rows), step):
+                    part = rows[first : first + step]
+                    held = buffer[: part.numel()].reshape(part.shape)
+                    torch.from_numpy(held).copy_(part)
+                    see(number, first, held)
 
 
 class ToGpu:
@@ -308,7 +337,7 @@ class ToGpu:
         buffer_lease.hand_over(token)
         lease.hand_over(done)  # free when this returns: who leases it waits for the fence
         typed = tuple(rows.typed(part) for rows, part in zip(self._rows, parts, strict=True))
-        return _OnGpu(self._gpu, self._number, buffer_lease, arrived, graph, typed, there)
+        return _OnGpu(self._gpu, self._number, self._stream, buffer_lease, arrived, graph, typed, there)
 
     def _parts(self, graph: BatchGraph) -> tuple[list[int], list[int]]:
         """Returns where in its block the rows of each row file begin, aligned, and their bytes."""

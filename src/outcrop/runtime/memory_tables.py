@@ -41,6 +41,15 @@ READ_SCRATCH = _part(
     least=64 * _KIB,
     most=16 * _MIB,
 )
+ROW_CHECK = _part(
+    "rows being compared",
+    "Rows that come back from a GPU to be compared with their checksums (--paranoid).",
+    1,
+    64,
+    Of.LIMIT,
+    least=PAGE_BYTES,
+    most=_MIB,
+)
 WRITE_BUFFER = _part(
     "write buffer",
     "Collects what is written to one array.",
@@ -306,6 +315,7 @@ ACTIVITIES: dict[str, Activity] = {
         Activity("importing rows of edges", (EDGE_ROWS, READ_BLOCK)),
         Activity("striping", (STRIPE_CHUNK,)),
         Activity("verifying", (VERIFY_BUFFER,)),
+        Activity("comparing the rows of batches on a GPU", (ROW_CHECK,)),
         Activity(
             "sampling",
             (SPLIT_IDS, SAMPLER, WAITING, MORE_WAITING, TOPOLOGY, PAGE_SCRATCH, LIST_STARTS, WRITE_BUFFER),

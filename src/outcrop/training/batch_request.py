@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outcrop.config import PlanConfig, SampleConfig, TopologyChoice
+from outcrop.loading.modes import Packed
 from outcrop.loading.needs import BatchCounter
 from outcrop.runtime.progress import Progress
 from outcrop.store.graph import Graph
@@ -22,6 +23,7 @@ class BatchRequest:
         rate: Bytes per second of preparing beside training; None = no limit.
         concurrent: Whether pools are prepared beside training where the budget is large enough.
         topology: Where neighbour lists are read from.
+        paranoid: Whether the rows of every batch are compared with their checksums.
         counter: Memory of how large batches are, where a budget is refused and modes are tried.
     """
 
@@ -34,5 +36,11 @@ class BatchRequest:
     rate: int | None = None
     concurrent: bool = True
     topology: TopologyChoice = "automatic"
+    paranoid: bool = False
     progress: Progress | None = None
     counter: BatchCounter | None = None
+
+    @property
+    def packed(self) -> Packed:
+        """Returns the mode that loads what is prepared for it."""
+        return Packed(paranoid=self.paranoid)

@@ -35,7 +35,6 @@ from typing import IO, Any
 
 from outcrop.config import DeviceConfig, PlanConfig, SampleConfig, exact_bytes
 from outcrop.errors import ArgumentError, BudgetError, OutcropError
-from outcrop.loading.modes import Packed
 from outcrop.loading.open import open_session
 from outcrop.loading.session import LoadSession
 from outcrop.preparation.prepare import PrepareReport, prepare_described
@@ -207,6 +206,7 @@ class Pools:
             request.limits,
         )
         self._epochs, self._rate, self._topology = request.epochs, request.rate, request.topology
+        self._mode = request.packed
         self._concurrent = request.concurrent
         self.budget = next(PoolBudget.possible(request.limits.memory, request.concurrent))
         self._eval_splits = tuple(
@@ -326,7 +326,7 @@ class Pools:
             if not self.budget.concurrent:
                 self._close()
             self._sessions[name] = open_session(
-                self._graph, runtime, Packed(), run_folder=self._folder / name, device=device
+                self._graph, runtime, self._mode, run_folder=self._folder / name, device=device
             )
         return self._sessions[name]
 

@@ -151,7 +151,7 @@ class TrainRequest:
         """Returns the same training in mode ``online`` where it is predicted to end sooner than with preparing, and
         nothing is prepared yet; else this one. Both train on the same batches.
         """
-        graph, asked, online = self.graph, self.batch_request, Online(topology=self.mode.topology)
+        graph, asked, online = self.graph, self.batch_request, Online(**self.mode.common)
         most = most_bytes(graph, asked.sampling, asked.limits)
         small = most is not None and graph.feature_bytes + 2 * most.run(asked.epochs) < _SMALL_BYTES
         if (
@@ -210,6 +210,7 @@ class TrainRequest:
             refresh=self.batches.new_batches,
             rate=None if self.refresh is None else self.refresh.bytes_per_second,
             topology=self.mode.topology,
+            paranoid=self.mode.paranoid,
         )
 
     @property

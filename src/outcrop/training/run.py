@@ -87,7 +87,7 @@ def run(
             limits = replace(batches.limits, memory=max(memory - learned, 1))
             asked = replace(asked, limits=limits)
         if asked.next_epoch is None and request.run is None and request.prepares:
-            mode = Online(topology=mode.topology)  # nothing is left to train: only nodes to be scored
+            mode = Online(**mode.common)  # nothing is left to train: only nodes to be scored
         refused = partial(_needs, learned, asked, mode, rest)
         advice = partial(other_modes, memory, mode, lambda other: _needs(learned, asked, other, rest))
         closing.enter_context(naming_smallest(memory, refused, f"train in mode {mode}", advice))

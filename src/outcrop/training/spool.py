@@ -44,7 +44,7 @@ def supply(
         spooling: What was decided; None: it is decided now.
     """
     spooling = spooling or decide_spooling(request, learning)
-    direct = BatchSupply(request, Online(topology=request.topology))
+    direct = BatchSupply(request, Online(topology=request.topology, paranoid=request.paranoid))
     if not spooling.epochs:
         return direct, spooling.why
     spooled = replace(

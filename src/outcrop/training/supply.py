@@ -12,7 +12,7 @@ from typing import Any
 from outcrop.advisor import epochs_at_a_time as epoch_choice
 from outcrop.config import DeviceConfig, SampleConfig
 from outcrop.errors import BudgetError
-from outcrop.loading.modes import Mode, Packed
+from outcrop.loading.modes import Mode
 from outcrop.loading.needs import BatchCounter, SessionNeeds
 from outcrop.loading.open import open_session
 from outcrop.loading.session import LoadSession
@@ -144,7 +144,7 @@ def supply_of_several(request: BatchRequest, folder: Path, group: Group) -> Batc
         epochs = replace(request.sampling, epochs=request.epochs)
         request = replace(request, sampling=epochs, refresh=False)
     made = group.once_a_machine(lambda: prepare_supply(request, folder))
-    return made or BatchSupply(request, Packed(), folder)
+    return made or BatchSupply(request, request.packed, folder)
 
 
 def choose_epochs(request: BatchRequest) -> tuple[epoch_choice.EpochChoice, Path]:
@@ -178,7 +178,7 @@ def prepare_supply(
     if request.refresh:
         pools = Pools(request, folder, group)
         return BatchSupply(
-            request, Packed(), folder, pools, pools.prepare(request.next_epoch, request.progress)
+            request, request.packed, folder, pools, pools.prepare(request.next_epoch, request.progress)
         )
     with Runtime(limits.memory, progress=request.progress) as runtime:
         planned = with_rates(limits, sampling, graph, folder)
@@ -191,7 +191,7 @@ def prepare_supply(
                     say(line)
 
         report = prepare(replace(preparation, chosen=replaced), runtime, on_replaced)
-    return BatchSupply(request, Packed(), folder, report=report)
+    return BatchSupply(request, request.packed, folder, report=report)
 
 
 def needs(

@@ -78,6 +78,9 @@ class Mode(ABC):
         topology: Where neighbour lists are read from: ``memory``; ``paged``, from disk, with a cache of the pages that
             are wanted most; ``map``, through the system's page cache; ``automatic``: memory where it fits its share of
             the budget, else map where the system has twice the room for it, else paged. Batches are the same.
+        paranoid: Whether every row of every mini-batch is compared with its checksum when the batch is ready, behind
+            all caches and buffers, so that memory that loses bits is noticed. The checksums, 4 bytes a row, are kept
+            beside the graph, and made in one pass over the rows when they are first asked for.
         name: What users write, and what reports and histories hold.
         note: What help texts say of it.
         needs_run: It loads nothing but what a prepared run has.
@@ -92,6 +95,7 @@ class Mode(ABC):
     """
 
     topology: TopologyChoice = field(default="automatic", kw_only=True)
+    paranoid: bool = field(default=False, kw_only=True)
 
     name: ClassVar[str]
     note: ClassVar[str] = ""
@@ -116,6 +120,11 @@ class Mode(ABC):
     def takes(cls, option: str) -> bool:
         """Tells whether ``option`` is a field of this mode."""
         return any(field.name == option for field in fields(cls))
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """Returns the fields that every mode has: another mode that stands in for this one gets them, too."""
+        return {"topology": self.topology, "paranoid": self.paranoid}
 
     @property
     def spools(self) -> bool:
