@@ -2,7 +2,7 @@
 # Variables: PYTHON (interpreter for .venv), OUTCROP_JOBS, OUTCROP_PIP_ARGS, ARGS (passed on: make test ARGS="-k pack").
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint lock format build slow torture sanitize fuzz soak gpu bench docs clean
+.PHONY: help demo test lint lock format build slow torture sanitize fuzz fuzz-fixed soak gpu bench docs clean
 export PYTHON
 
 VENV := $(or $(OUTCROP_VENV),.venv)
@@ -48,6 +48,10 @@ soak: ## long searches whole, an hour of random disturbed sequences of commands,
 fuzz: ## changes files at random, guided by coverage, for a minute each (ARGS=3600: an hour): what reads them in C++ and Python
 	@scripts/setup.sh fuzz
 	@scripts/fuzz.sh $(ARGS)
+
+fuzz-fixed: ## tries a fixed number of inputs, the same each time, in a minute: what CI does
+	@scripts/setup.sh fuzz
+	@scripts/fuzz.sh --fixed $(ARGS)
 
 sanitize: ## C++ tests under AddressSanitizer + UBSan, and under ThreadSanitizer
 	@scripts/setup.sh test
