@@ -346,6 +346,7 @@ class ColumnLayer:
 
         for (start, stop), room in self._ahead(blocks, self.plan.rows * row_bytes, submit):
             array.check_pages(start * row_bytes // PAGE_BYTES, pages((start, stop), room))
+            self._input.compare(np.arange(start, stop), room[: (stop - start) * row_bytes])
             size = padded(stop - start) * row_bytes
             room[(stop - start) * row_bytes : size] = 0
             yield (start, stop), room[:size]

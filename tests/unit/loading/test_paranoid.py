@@ -40,6 +40,7 @@ from outcrop.loading.row_check import RowCheck
 from outcrop.rows import DiskRows, HotRows, PartitionRows, cached, host
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import row_sums
+from outcrop.store.arrays import DiskArray
 from outcrop.store.graph import Graph
 from outcrop.store.levels import Level
 from run_support import a_graph, as_rows, random_features
@@ -440,7 +441,15 @@ def test_inference_compares_what_it_computes_with(
             out[ROW_BYTES - 1 :: ROW_BYTES] ^= 0x40
         return levels
 
+    check = DiskArray.check_pages
+
+    def damaged_after(self: DiskArray, first: int, pages: np.ndarray) -> None:
+        check(self, first, pages)
+        if self.row_bytes == ROW_BYTES:
+            pages[ROW_BYTES - 1 :: ROW_BYTES] ^= 0x40
+
     monkeypatch.setattr(DiskRows, "read_rows", damaged)
+    monkeypatch.setattr(DiskArray, "check_pages", damaged_after)  # of layers by columns
     assert predict("wrong", False) != right
     with pytest.raises(CorruptionError, match="that of node "):
         predict("stopped", True)
