@@ -113,11 +113,20 @@ def run(folder: Path, size: Size, log: Log) -> dict[str, Any]:
         "prepare",
         lambda: steps.command("prepare", graph, packed, *batches, "--epochs", "1", "--overwrite"),
     )
-    shutil.rmtree(trained, ignore_errors=True)
-    train = ["train", graph, "--run", packed, "--model", "sage", "--hidden", str(HIDDEN), "--epochs", "1"]
-    of_training = steps.step(
-        "train", lambda: _then(steps.command(*train, "--checkpoint", trained), lambda: shutil.rmtree(packed))
-    )
+    train: list[str | Path] = [
+        "train",
+        graph,
+        "--run",
+        packed,
+        "--model",
+        "sage",
+        "--hidden",
+        str(HIDDEN),
+        "--epochs",
+        "1",
+    ]
+    train += ["--checkpoint", trained, "--fresh"]
+    of_training = steps.step("train", lambda: _then(steps.command(*train), lambda: shutil.rmtree(packed)))
     predictions = steps.path("-classes.npy")
     infer = ["infer", graph, "--checkpoint", trained, "--out", predictions, "--output", "classes"]
     inferred = steps.step("infer", lambda: _then(steps.command(*infer), predictions.unlink))
