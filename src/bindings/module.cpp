@@ -39,6 +39,7 @@ NB_MODULE(_core, m) {
   nb::register_exception_translator(outcrop::translate);
   outcrop::bind_base(m);
   outcrop::bind_io(m);
+  outcrop::bind_quantised(m);
   outcrop::bind_graph(m);
   outcrop::bind_relations(m);
   outcrop::bind_sampling(m);

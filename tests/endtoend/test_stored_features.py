@@ -311,3 +311,25 @@ def test_what_cannot_be_left(graph: Path, tmp_path: Path) -> None:
     (left / ELSEWHERE).write_text("[]")
     with pytest.raises(FormatError, match=r"elsewhere.json lacks or garbles"):
         open_graph(left)
+
+
+@pytest.mark.parametrize("scale", ["column", "row"])
+def test_features_in_few_bits_stay_there_too(store: Store, tmp_path: Path, scale: Any) -> None:
+    """The scales come with the graph, the rows stay; what is prepared is that of a graph that is here."""
+    rng = np.random.default_rng(0)
+    here = oc.import_graph(
+        rng.integers(0, 3000, (2, 9000)),
+        tmp_path / "few.oc",
+        features=rng.standard_normal((3000, 101)).astype(np.float32),
+        labels=rng.integers(0, 3, 3000),
+        splits={"train": np.arange(200), "valid": np.arange(200, 250)},
+        config=oc.ImportConfig(feature_dtype="int8", scale=scale),
+        progress=False,
+    ).path
+    left = left_of(here, store("few.oc"), tmp_path / "left.oc")
+    assert not (left / "features.bin").exists()
+    assert (left / "features_scale.bin").exists() == (scale == "column")
+    options = {**OPTIONS, "memory": "4MiB"}
+    for graph in (here, left):
+        prepare(graph, tmp_path / f"{graph.stem}.run", **options)
+    assert files(tmp_path / "few.run") == files(tmp_path / "left.run")

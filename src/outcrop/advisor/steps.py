@@ -125,9 +125,9 @@ def batch_of(batch: BatchGraph, graph: Graph, seed: int = 0) -> MiniBatch:
 
 
 def _random_rows(rng: np.random.Generator, count: int, of: RowFile) -> torch.Tensor:
-    """Returns ``count`` random rows in the dtype of a row file."""
-    values = rng.standard_normal((count, *of.spec.shape[1:]), dtype=np.float32)
-    return torch.from_numpy(values).to(getattr(torch, of.spec.dtype), copy=True)
+    """Returns ``count`` random rows in the dtype that a row file is delivered in."""
+    values = rng.standard_normal((count, of.width), dtype=np.float32)
+    return torch.from_numpy(values).to(getattr(torch, of.dtype), copy=True)
 
 
 def step_seconds(

@@ -37,7 +37,7 @@ _FLAGS = {
 }
 _GENERATED = (
     "kind", "nodes", "edges", "features", "classes", "dtype", "train_fraction", "valid_fraction", "test_fraction",
-    "skew", "homophily", "seed", "edge_features",
+    "skew", "homophily", "seed", "edge_features", "scale",
 )  # fmt: skip
 
 

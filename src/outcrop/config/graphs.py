@@ -11,6 +11,19 @@ from outcrop.errors import ArgumentError
 LabelKind = Literal["class", "multilabel", "regression"]
 LABEL_KINDS: tuple[LabelKind, ...] = ("class", "multilabel", "regression")
 SplitProtocol = Literal["fractions", "per-class", "planetoid", "none"]
+FEATURE_DTYPES = ("float16", "bfloat16", "float32", "float64")  # that an import converts to
+QUANTISED_DTYPES = ("int8", "uint4")  # that it quantises to: codes of 8 or 4 bits, with a scale
+ScaleOf = Literal["column", "row"]
+SCALES: tuple[ScaleOf, ...] = ("column", "row")
+
+
+def _scale_problem(dtype: str | None, scale: str | None, what: str) -> str | None:
+    """Says what is wrong with the scale of features in few bits; None where nothing is."""
+    if scale not in (None, *SCALES):
+        return f"scale {scale!r} is none of {', '.join(SCALES)}"
+    if scale is not None and dtype not in QUANTISED_DTYPES:
+        return f"scale {scale!r} is for features in few bits: {what} {' or '.join(QUANTISED_DTYPES)}, not {dtype}"
+    return None
 
 
 @dataclass(frozen=True)
@@ -26,7 +39,10 @@ class ImportConfig:
         reverse: Store the reverse of every edge too, as message passing on undirected graphs wants it; None: where the
             source is known to list undirected edges once. Of a graph with types the reverses of an edge type are an
             edge type of their own, ``rev_<relation>``.
-        feature_dtype: Convert features to ``float16``, ``bfloat16``, ``float32`` or ``float64``; None: as they are.
+        feature_dtype: Convert features to ``float16``, ``bfloat16``, ``float32`` or ``float64``; or quantise them to
+            ``int8`` or ``uint4``, one or half a byte a value, which loaders deliver as float32; None: as they are.
+        scale: Of features in few bits, what has a scale and an offset of its own: each ``column``, for which an import
+            reads the features twice, or each ``row``, which takes 8 bytes more; None: each column.
         bfloat16_bits: Take uint16 features for the raw bits of bfloat16.
         allow_nonfinite: Accept NaN and infinity in features.
         split_protocol: How nodes are divided where the source has no splits: ``fractions``; ``per-class``: 20 of each
@@ -64,14 +80,11 @@ class ImportConfig:
     num_classes: int | None = None
     types: Literal["all"] | None = None
     edge_origins: bool = False
+    scale: ScaleOf | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
-        problems = []
-        if self.feature_dtype not in (None, "float16", "bfloat16", "float32", "float64"):
-            problems.append(
-                f"feature dtype {self.feature_dtype!r} is none of float16, bfloat16, float32, float64"
-            )
+        problems = self._problems_of_features()
         if self.split_protocol not in (None, "fractions", "per-class", "planetoid", "none"):
             problems.append(
                 f"split protocol {self.split_protocol!r} is none of fractions, per-class, planetoid, none"
@@ -94,9 +107,21 @@ class ImportConfig:
         if problems:
             raise ArgumentError("; ".join(problems))
 
+    def _problems_of_features(self) -> list[str]:
+        problems, known = [], (*FEATURE_DTYPES, *QUANTISED_DTYPES)
+        if self.feature_dtype not in (None, *known):
+            problems.append(f"feature dtype {self.feature_dtype!r} is none of {', '.join(known)}")
+        if wrong := _scale_problem(self.feature_dtype, self.scale, "feature dtype"):
+            problems.append(wrong)
+        if self.feature_dtype in QUANTISED_DTYPES and self.allow_nonfinite:
+            problems.append(f"NaN and infinity are allowed, and {self.feature_dtype} has no code for them")
+        return problems
+
     def stored(self) -> dict[str, Any]:
         """Returns the fields for the manifest."""
-        fields = stored_fields(self, ("label_kind", "num_nodes", "num_classes", "types", "edge_origins"))
+        fields = stored_fields(
+            self, ("label_kind", "num_nodes", "num_classes", "types", "edge_origins", "scale")
+        )
         return fields | {"keep_duplicates": bool(self.keep_duplicates)}
 
     @property
@@ -125,7 +150,10 @@ class GenerateConfig:
         features: Columns of the features; 0: none. Of ``typed`` those of papers; authors have half of them in float16,
             topics a quarter in int8, institutions none.
         classes: Number of labels, which are equally frequent.
-        dtype: Type of the features: ``float32``, ``float16``, ``bfloat16``, or ``int8`` in steps of 2^-5.
+        dtype: Type of the features: ``float32``, ``float16``, ``bfloat16``, ``int8`` in steps of 2^-5 or, with a
+            scale, quantised as an import does, or ``uint4``, which is quantised.
+        scale: Of quantised features, what has a scale of its own: each ``column``, or each ``row``; None: each column
+            of ``uint4``, and ``int8`` is not quantised. Not of kind ``typed``.
         train_fraction: Share of the nodes that train, rounded to whole nodes.
         valid_fraction: Share of the nodes that validate, likewise.
         test_fraction: Share of the nodes that test, likewise.
@@ -158,6 +186,7 @@ class GenerateConfig:
     signal: float | None = None
     seed: int = 0
     edge_features: int = 0
+    scale: ScaleOf | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -165,8 +194,12 @@ class GenerateConfig:
         fractions = (self.train_fraction, self.valid_fraction, self.test_fraction)
         if self.kind not in ("sbm", "rmat", "typed"):
             problems.append(f"kind {self.kind!r} is none of sbm, rmat, typed")
-        if self.dtype not in ("float32", "float16", "bfloat16", "int8"):
-            problems.append(f"dtype {self.dtype!r} is none of float32, float16, bfloat16, int8")
+        if self.dtype not in ("float32", "float16", "bfloat16", "int8", "uint4"):
+            problems.append(f"dtype {self.dtype!r} is none of float32, float16, bfloat16, int8, uint4")
+        if wrong := _scale_problem(self.dtype, self.scale, "dtype"):
+            problems.append(wrong)
+        if self.quantises and self.kind == "typed":
+            problems.append(f"dtype {self.dtype!r} is quantised, and rows of a graph of kind 'typed' are not")
         if min(fractions) < 0 or sum(fractions) > 1 + 1e-9:
             problems.append(f"split fractions {fractions} are negative or exceed 1 together")
         if self.edge_features < 0 or (self.edge_features and self.kind != "typed"):
@@ -182,4 +215,9 @@ class GenerateConfig:
 
     def stored(self) -> dict[str, Any]:
         """Returns the fields for the manifest."""
-        return stored_fields(self, ("edge_features",))
+        return stored_fields(self, ("edge_features", "scale"))
+
+    @property
+    def quantises(self) -> bool:
+        """Tells whether features are stored in few bits with a scale."""
+        return self.scale is not None or self.dtype == "uint4"

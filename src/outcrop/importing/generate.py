@@ -9,6 +9,7 @@ only, apart from chance.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,15 @@ import outcrop._core as _core
 from outcrop.config import GenerateConfig
 from outcrop.errors import ArgumentError
 from outcrop.importing.generate_typed import write_typed
+from outcrop.importing.quantise import RowQuantiser, quantisation_for
 from outcrop.importing.sources.base import block_bytes
 from outcrop.importing.sources.split import Splitter
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import ArrayWriter, storage_dtype
-from outcrop.store.graph import FORMAT, VERSION, Graph, open_graph
+from outcrop.store.graph import FORMAT, Graph, open_graph, version_for
 from outcrop.store.manifest import ArraySpec, Manifest
+from outcrop.store.quantised import ATTRIBUTE
 
 _INT8_SCALE = 2.0**-5
 # Of the expected maximum of `classes` normal numbers: where a classifier of single rows is right about half the time.
@@ -73,7 +76,9 @@ def generate_graph(
     ):
         arrays, attributes = _topology(generator, config, runtime, work)
         arrays["labels"] = _labels(generator, config, runtime, work)
-        if config.features:
+        if config.features and config.quantises:
+            attributes |= _quantised(generator, config, runtime, work, arrays)
+        elif config.features:
             _features(generator, config, runtime, work).finish_into(arrays)
         arrays |= _splits(config, runtime, work)
         attributes |= {
@@ -83,9 +88,9 @@ def generate_graph(
             "feature_dim": config.features,
             "undirected": False,
         }
-        if config.features and config.dtype == "int8":
+        if config.features and config.dtype == "int8" and not config.quantises:
             attributes["feature_scale"] = _INT8_SCALE
-        manifests.write(work, Manifest(FORMAT, VERSION, arrays, attributes, config.stored()))
+        manifests.write(work, Manifest(FORMAT, version_for(attributes), arrays, attributes, config.stored()))
     return open_graph(out)
 
 
@@ -164,6 +169,37 @@ def _features(
         runtime.progress.advance("features", count)
     runtime.progress.finish("features")
     return writer
+
+
+def _quantised(
+    generator: _core.GraphGenerator,
+    config: GenerateConfig,
+    runtime: Runtime,
+    work: Path,
+    arrays: dict[str, ArraySpec],
+) -> dict[str, Any]:
+    """Writes the features in few bits, and what they are into ``arrays``; returns what the manifest says of them."""
+    how = quantisation_for(config.dtype, config.scale, config.features)
+    row_bytes = 4 * config.features
+    rows = max(1, min(config.nodes, block_bytes(runtime) // row_bytes))
+    out = runtime.budget.empty("generate", rows * row_bytes)
+    quantiser = RowQuantiser(how, runtime, work, rows)
+
+    def generate(task: str, take: Callable[[np.ndarray], None]) -> None:
+        with runtime.task(task, config.nodes, "rows"):
+            for start in range(0, config.nodes, rows):
+                count = min(rows, config.nodes - start)
+                block = out[: count * row_bytes]
+                generator.features(start, count, "float32", block, runtime.workers)
+                take(block.view(np.float32).reshape(count, config.features))
+                runtime.progress.advance(task, count)
+
+    if how.scale == "column":
+        generate("ranges of columns", quantiser.widen)
+    quantiser.begin()
+    generate("features", quantiser.append)
+    quantiser.finish_into(arrays)
+    return {ATTRIBUTE: how.stored()}
 
 
 def _splits(config: GenerateConfig, runtime: Runtime, work: Path) -> dict[str, ArraySpec]:

@@ -39,7 +39,7 @@ from outcrop.runtime.runtime import Runtime
 from outcrop.store import imported
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import ArrayWriter
-from outcrop.store.graph import FORMAT, VERSION, Graph, open_graph
+from outcrop.store.graph import FORMAT, Graph, open_graph, version_for
 from outcrop.store.graph_types import ORIGINAL
 from outcrop.store.manifest import ArraySpec, Manifest
 from outcrop.store.names import write_names
@@ -196,7 +196,9 @@ class _Import:
             self._names(self.source.names(), num_nodes)
 
     def write_manifest(self, work: Path, config: dict[str, Any]) -> None:
-        manifests.write(work, Manifest(FORMAT, VERSION, self.arrays, self.attributes, config))
+        manifests.write(
+            work, Manifest(FORMAT, version_for(self.attributes), self.arrays, self.attributes, config)
+        )
 
     def _edges(self) -> int:
         source, runtime = self.source, self.runtime

@@ -9,15 +9,21 @@ from typing import Any
 import numpy as np
 
 from outcrop.config import ImportConfig, LabelKind
+from outcrop.config.graphs import QUANTISED_DTYPES
 from outcrop.config.sampling import SPLITS
 from outcrop.errors import ArgumentError, FormatError
+from outcrop.importing.quantise import RowQuantiser, quantisation_for
 from outcrop.importing.sources.base import FeatureSource, LabelSource, NodeSource, block_bytes
 from outcrop.importing.sources.labels import labelled, write_labels
-from outcrop.importing.sources.reorder import in_node_order
+from outcrop.importing.sources.reorder import in_node_order, short_blocks
 from outcrop.importing.sources.split import Splitter, check_splits, per_class_splits
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import ArrayWriter, DiskArray, storage_dtype
 from outcrop.store.manifest import ArraySpec
+from outcrop.store.quantised import ATTRIBUTE
+
+_ALLOW = "allow NaN and infinity (--allow-nonfinite, ImportConfig(allow_nonfinite=True))"
+_KEEP = "import them as they are: few bits have no code for it"
 
 
 def _feature_dtype(features: FeatureSource | None, config: ImportConfig) -> str | None:
@@ -77,7 +83,10 @@ class NodeImport:
                     f"{rows.name} has {rows.num_rows} rows of {name}, {self.source.whose} {num_nodes} nodes"
                 )
         if self.source.features is not None and self.dtype is not None:
-            self._features(self.source.features, self.dtype)
+            if self.config.feature_dtype in QUANTISED_DTYPES:
+                self._quantised_features(self.source.features)
+            else:
+                self._features(self.source.features, self.dtype)
         if self.source.labels is not None:
             self._labels(self.source.labels, num_nodes)
         self._splits(num_nodes)
@@ -85,9 +94,7 @@ class NodeImport:
     def _features(self, features: FeatureSource, dtype: str) -> None:
         self.attributes["feature_dim"] = features.dim
         writer = ArrayWriter(self.runtime, self.work, "features", dtype, (features.dim,), page_sums=True)
-        row_bytes = features.dim * max(features.dtype.itemsize, 4)
-        rows = min(max(1, block_bytes(self.runtime) // row_bytes), features.num_rows)
-        row = 0
+        rows, row = self._block_rows(features), 0
         with (
             self.runtime.task("features", features.num_rows, "rows"),
             self.runtime.budget.reserve("import", 2 * rows * features.dim * features.dtype.itemsize),
@@ -103,6 +110,49 @@ class NodeImport:
                 self.runtime.progress.advance("features", len(block))
         self._check_rows(features.name, row, features.num_rows)
         writer.finish_into(self.arrays)
+
+    def _block_rows(self, features: FeatureSource) -> int:
+        row_bytes = features.dim * max(features.dtype.itemsize, 4)
+        return min(max(1, block_bytes(self.runtime) // row_bytes), features.num_rows)
+
+    def _quantised_features(self, features: FeatureSource) -> None:
+        """Writes codes of the features; where scales are of columns the features are read for their ranges first."""
+        self.attributes["feature_dim"] = features.dim
+        quantisation = quantisation_for(self.config.feature_dtype, self.config.scale, features.dim)
+        self.attributes[ATTRIBUTE] = quantisation.stored()
+        rows = self._block_rows(features)
+        quantiser = RowQuantiser(quantisation, self.runtime, self.work, rows)
+        # A block of the source and what it is converted from, the float32 of it, and which of these are finite.
+        values = rows * features.dim
+        with self.runtime.budget.reserve("import", values * (2 * features.dtype.itemsize + 5)):
+            if quantisation.scale == "column":
+                self._find_ranges(features, quantiser, rows)
+            quantiser.begin()
+            with self.runtime.task("features", features.num_rows, "rows"):
+                row = 0
+                for block in in_node_order(features, self.runtime, self.work, rows):
+                    if self.runtime.measures:
+                        return
+                    converted = convert(block, "float32")
+                    check_finite(features, converted, "float32", row, remedy=_KEEP)
+                    quantiser.append(converted)
+                    row += len(block)
+                    self.runtime.progress.advance("features", len(block))
+        self._check_rows(features.name, row, features.num_rows)
+        quantiser.finish_into(self.arrays)
+
+    def _find_ranges(self, features: FeatureSource, quantiser: RowQuantiser, rows: int) -> None:
+        """Tells ``quantiser`` of all values."""
+        with self.runtime.task("ranges of columns", features.num_rows, "rows"):
+            row = 0
+            for block in short_blocks(features, self.runtime, rows):
+                if self.runtime.measures:
+                    break
+                converted = convert(block, "float32")
+                check_finite(features, converted, "float32", row, in_node_order=False, remedy=_KEEP)
+                quantiser.widen(converted)
+                row += len(block)
+                self.runtime.progress.advance("ranges of columns", len(block))
 
     def _labels(self, labels: LabelSource, num_nodes: int) -> None:
         with self.runtime.task("labels", num_nodes, "rows"):
@@ -192,8 +242,21 @@ def convert(block: np.ndarray, dtype: str, bfloat16_bits: bool = False) -> np.nd
         return np.ascontiguousarray(block, storage_dtype(dtype))
 
 
-def check_finite(features: FeatureSource, block: np.ndarray, dtype: str, first_row: int) -> None:
-    """Raises FormatError for NaN and infinity in ``block``, in the storage of ``dtype``, and says where they are."""
+def check_finite(
+    features: FeatureSource,
+    block: np.ndarray,
+    dtype: str,
+    first_row: int,
+    *,
+    in_node_order: bool = True,
+    remedy: str = _ALLOW,
+) -> None:
+    """Raises FormatError for NaN and infinity in ``block``, in the storage of ``dtype``, and says where they are.
+
+    Args:
+        in_node_order: Whether rows are those of nodes; else they are in the order of the source.
+        remedy: What else can be done than to clean the features.
+    """
     if dtype == "bfloat16":
         good = (block & 0x7F80) != 0x7F80
     elif block.dtype.kind == "f":
@@ -203,7 +266,7 @@ def check_finite(features: FeatureSource, block: np.ndarray, dtype: str, first_r
     if not good.all():
         row = int(np.argmin(good.all(axis=1)))
         column = int(np.argmin(good[row]))
+        place = features.at if in_node_order else features.at_row
         raise FormatError(
-            f"{features.at(first_row + row, column)} is not finite as {dtype}: clean the features, or "
-            "allow NaN and infinity (--allow-nonfinite, ImportConfig(allow_nonfinite=True))"
+            f"{place(first_row + row, column)} is not finite as {dtype}: clean the features, or {remedy}"
         )

@@ -18,7 +18,7 @@ from outcrop.importing.sources.base import REVERSE, EdgeSource, NodeSource, Type
 from outcrop.importing.sources.checks import check_ends, check_weights
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
-from outcrop.store.graph import FORMAT, TYPED_VERSION
+from outcrop.store.graph import FORMAT, version_for
 from outcrop.store.graph_manifest import MOST_NODES
 from outcrop.store.graph_types import ORIGINAL
 from outcrop.store.manifest import ArraySpec, Manifest
@@ -79,7 +79,9 @@ class TypedImport:
 
     def write_manifest(self, work: Path, config: dict[str, Any]) -> None:
         """Writes the manifest of what was written; ``config`` is what the user asked for."""
-        manifests.write(work, Manifest(FORMAT, TYPED_VERSION, self._arrays, self._attributes, config))
+        manifests.write(
+            work, Manifest(FORMAT, version_for(self._attributes), self._arrays, self._attributes, config)
+        )
 
     def _lists(self, work: Path) -> list[dict[str, Any]]:
         """Writes the neighbor lists of all edge types; returns what the manifest says of these."""
@@ -234,7 +236,7 @@ class TypedImport:
 def _config_of(nodes: NodeSource, source: TypedSource, config: ImportConfig) -> ImportConfig:
     """Returns the options of a node type: those for features or labels are for types that have some, if any has."""
     if nodes.features is None and any(one.features is not None for one in source.nodes):
-        config = replace(config, feature_dtype=None, bfloat16_bits=False)
+        config = replace(config, feature_dtype=None, scale=None, bfloat16_bits=False)
     divided = config.fractions_given or config.split_protocol is not None
     if divided and nodes.labels is None:
         if not any(one.labels is not None for one in source.nodes):

@@ -417,5 +417,4 @@ class ColumnLayer:
 
     def _tensor(self, rows: np.ndarray) -> Tensor:
         """Returns input rows, float32."""
-        found = torch.from_numpy(rows).view(self._input.torch_dtype)
-        return as_input(found.view(-1, self._input.shape.width))
+        return as_input(self._input.values(rows, torch.device("cpu")))

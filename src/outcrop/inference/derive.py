@@ -21,7 +21,7 @@ from torch import Tensor
 from outcrop.config import format_bytes
 from outcrop.errors import ArgumentError, BudgetError, IoError
 from outcrop.inference.division import divide, memory_of
-from outcrop.inference.inputs import InputShape, StoredRows
+from outcrop.inference.inputs import StoredRows, shape_of
 from outcrop.inference.layer_sums import AccumulatorBytes, LayerSums, Part
 from outcrop.inference.layerwise import Layer
 from outcrop.inference.steps import Step
@@ -91,7 +91,7 @@ class Derivation:
     @property
     def width(self) -> int:
         """Returns the values of a row."""
-        return self.source.spec.shape[1]
+        return self.source.width
 
     @property
     def stored(self) -> dict[str, str]:
@@ -107,10 +107,8 @@ class Derivation:
     @property
     def step(self) -> Step:
         """Returns the derivation as a step of inference."""
-        spec, number = self.source.spec, self.edges.source.number
-        row_bytes = storage_dtype(spec.dtype).itemsize * self.width
-        shape = InputShape(self.source.num_rows, row_bytes, self.width, spec.dtype)
-        return Step(self.graph, 0, ListsTo(self.target, (self.edges,)), _Means(self.width), {number: shape})
+        inputs = {self.edges.source.number: shape_of(self.source)}
+        return Step(self.graph, 0, ListsTo(self.target, (self.edges,)), _Means(self.width), inputs)
 
     @property
     def output_bytes(self) -> int:
@@ -141,7 +139,7 @@ def checked_derivation(graph: Graph, node_type: str, mean: str, by: str, dtype: 
         raise ArgumentError(f"node type {mean!r} of {graph.path} has no rows to average: name one that has")
     if dtype is not None and dtype not in DTYPES:
         raise ArgumentError(f"dtype {dtype!r} is none of {', '.join(DTYPES)}")
-    own = source[0].spec.dtype
+    own = source[0].dtype
     found = Derivation(graph, edges, source[0], dtype or (own if own in DTYPES else "float32"))
     has_rows = any(one.owner == edges.target for one in graph.row_files)
     if has_rows and not found.is_there:
@@ -215,7 +213,7 @@ def _check_space(path: Path, needed: int) -> None:
 @torch.no_grad()
 def _write(asked: Derivation, work: Path, runtime: Runtime) -> tuple[Mapping[str, ArraySpec], int]:
     """Writes the rows; returns the arrays, and the spans that they took."""
-    rows = StoredRows(asked.graph.open_rows(runtime, asked.source))
+    rows = StoredRows(asked.graph.open_rows(runtime, asked.source), asked.source)
     arrays: dict[str, ArraySpec] = {}
     runtime.progress.start(_TASK, asked.target.num_nodes, "nodes")
     try:

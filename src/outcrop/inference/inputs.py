@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import final
 
 import numpy as np
@@ -13,7 +14,9 @@ import torch
 from outcrop.nn.typed import MakeRows
 from outcrop.rows import DiskRows, RowSource
 from outcrop.runtime.runtime import Runtime
-from outcrop.store.arrays import DiskArray
+from outcrop.store.arrays import DiskArray, row_layout
+from outcrop.store.decode import decode
+from outcrop.store.graph_types import RowFile
 from outcrop.store.levels import LevelCounts
 
 _CHUNK_BYTES = 32 << 10  # of rows that are made at a time
@@ -30,6 +33,7 @@ class InputShape:
         dtype: Their type, such as ``float32``.
         stored: Whether they lie on disk.
         gapless: Whether one row begins where the other ends.
+        few_bits: Whether what is read has to be decoded first (:mod:`outcrop.store.quantised`).
     """
 
     num_rows: int
@@ -38,11 +42,26 @@ class InputShape:
     dtype: str
     stored: bool = True
     gapless: bool = True
+    few_bits: bool = False
 
     @property
     def widened_bytes(self) -> int:
-        """Counts the bytes of a row in float32, where it is of another type."""
-        return 0 if self.dtype == "float32" else 4 * self.width
+        """Counts the bytes of a row in float32, where it is read as something else."""
+        return 0 if self.dtype == "float32" and not self.few_bits else 4 * self.width
+
+
+def shape_of(rows: RowFile) -> InputShape:
+    """Returns how large the rows of a row file are."""
+    row_bytes = row_layout(Path(rows.spec.file), rows.spec)[1]
+    gapless = rows.spec.stride_bytes == row_bytes
+    return InputShape(
+        rows.num_rows,
+        row_bytes,
+        rows.width,
+        rows.dtype,
+        gapless=gapless,
+        few_bits=rows.decoder is not None,
+    )
 
 
 class InputRows(ABC):
@@ -50,10 +69,18 @@ class InputRows(ABC):
 
     shape: InputShape
 
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """Returns the type of the values."""
-        return getattr(torch, self.shape.dtype)
+    def values(self, rows: np.ndarray, device: torch.device) -> torch.Tensor:
+        """Returns the values [n, width] of rows that were read, on ``device``; over the same memory where they can be.
+
+        Args:
+            rows: uint8 [n * row_bytes].
+        """
+        return (
+            torch.from_numpy(rows)
+            .view(getattr(torch, self.shape.dtype))
+            .view(-1, self.shape.width)
+            .to(device)
+        )
 
     @abstractmethod
     def open(self, runtime: Runtime, scratch_bytes: int) -> RowSource:
@@ -68,16 +95,31 @@ class InputRows(ABC):
 
 @final
 class StoredRows(InputRows):
-    """Opens rows that lie on disk: features, or what the layer before gave.
+    """Opens rows that lie on disk: what the layer before gave, or, where ``file`` is given, features.
 
     Args:
         compare: Compares rows, uint8 [n, row_bytes], with those of ids, int64 [n]; None: nothing does.
     """
 
-    def __init__(self, array: DiskArray, compare: Callable[[np.ndarray, np.ndarray], None] | None = None):
+    def __init__(
+        self,
+        array: DiskArray,
+        file: RowFile | None = None,
+        compare: Callable[[np.ndarray, np.ndarray], None] | None = None,
+    ):
         spec = array.spec
-        self.array, self._compare = array, compare
-        self.shape = InputShape(array.num_rows, array.row_bytes, spec.shape[1], spec.dtype)
+        self.array, self._decoder, self._compare = array, None if file is None else file.decoder, compare
+        self.shape = (
+            InputShape(array.num_rows, array.row_bytes, spec.shape[1], spec.dtype)
+            if file is None
+            else shape_of(file)
+        )
+
+    def values(self, rows: np.ndarray, device: torch.device) -> torch.Tensor:
+        if self._decoder is None:
+            return super().values(rows, device)
+        coded = torch.from_numpy(rows).view(-1, self.shape.row_bytes).to(device)
+        return decode(self._decoder, coded)
 
     def open(self, runtime: Runtime, scratch_bytes: int) -> RowSource:
         return DiskRows(self.array, runtime, scratch_bytes=scratch_bytes)

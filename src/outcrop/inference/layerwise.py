@@ -264,8 +264,7 @@ class Layer:
         assert work.lease is not None
         work.lease.hand_over(rows)
         work.lease.mark_taken()
-        dtype = self._inputs[work.node_type].torch_dtype
-        x = as_input(torch.from_numpy(rows).view(dtype).reshape(len(work.ids), -1).to(self._device))
+        x = as_input(self._inputs[work.node_type].values(rows, self._device))
         return self._step.layer.enter(work.node_type, x)
 
 

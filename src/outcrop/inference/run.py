@@ -285,7 +285,7 @@ def _inputs(task: InferTask, work: Path, step: Step, runtime: Runtime) -> dict[i
         elif shape.stored:
             (file,) = (one for one in graph.row_files if one.owner == graph.node_types[number])
             compare = None if check is None else check.comparing(file, f"layer 0 of {task.out.name}")
-            found[number] = StoredRows(graph.open_rows(runtime, file), compare)
+            found[number] = StoredRows(graph.open_rows(runtime, file), file, compare)
         else:
             assert isinstance(task.model, TypedModel)
             found[number] = MadeRows(task.model.make_rows, number, shape)

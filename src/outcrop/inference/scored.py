@@ -184,7 +184,7 @@ def _edge_widths(model: Model | TypedModel) -> tuple[int, ...]:
 def _require_edge_width(graph: Graph, model: Model, name: str) -> None:
     """Raises ArgumentError where the edges of a graph have not the features that ``model`` takes."""
     want = _edge_widths(model)[0]
-    have = graph.row_files[-1].spec.shape[1] if graph.has_edge_rows else 0
+    have = graph.row_files[-1].width if graph.has_edge_rows else 0
     if want and want != have:
         raise ArgumentError(
             f"{name} takes features of edges of width {want}, {graph.path} has "
@@ -206,7 +206,7 @@ def _require_width(graph: Graph, checkpoint: str | Path, in_dim: int) -> None:
 def _require_schema(graph: Graph, model: TypedModel, name: str) -> None:
     """Raises ArgumentError where ``graph`` has other types, or rows of another width, than those of the model."""
     schema = model.schema
-    rows = {one.owner.number: one.spec.shape[1] for one in graph.row_files if one.kind == "nodes"}
+    rows = {one.owner.number: one.width for one in graph.row_files if one.kind == "nodes"}
     have = [(one.name, rows.get(one.number, 0)) for one in graph.node_types]
     want = [(node.name, 0 if node.made else node.width) for node in schema.node_types]
     differing = [
@@ -218,7 +218,7 @@ def _require_schema(graph: Graph, model: TypedModel, name: str) -> None:
     if len(have) != len(want) or keys != schema.edge_types:
         theirs = ", ".join(repr(" ".join(key)) for key in schema.edge_types)
         differing.append(f"other types of nodes or edges (the model: {theirs})")
-    of_edges = {one.owner.number: one.spec.shape[1] for one in graph.row_files if one.kind == "edges"}
+    of_edges = {one.owner.number: one.width for one in graph.row_files if one.kind == "edges"}
     differing += [
         f"edges {' '.join(key)!r} with features of width {of_edges.get(number, 0)} (the model: {width})"
         for number, (key, width) in enumerate(zip(keys, schema.edge_widths, strict=False))

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from outcrop.inference.inputs import InputShape
+from outcrop.inference.inputs import InputShape, shape_of
 from outcrop.inference.target_layer import ConvLayer, TargetLayer
 from outcrop.inference.typed_sums import typed_layer
 from outcrop.nn.models import Model
 from outcrop.nn.typed import TypedModel
-from outcrop.store.arrays import storage_dtype
 from outcrop.store.graph import Graph
 from outcrop.store.graph_types import ListsTo, NodeType
 
@@ -130,6 +129,4 @@ def _shape_of_rows(graph: Graph, model: Model | TypedModel, node_type: NodeType)
         if node.made:
             return InputShape(node_type.num_nodes, 4 * node.width, node.width, "float32", stored=False)
     (rows,) = (one for one in graph.row_files if one.owner == node_type)
-    width, dtype = rows.spec.shape[1], rows.spec.dtype
-    row_bytes = storage_dtype(dtype).itemsize * width
-    return InputShape(rows.num_rows, row_bytes, width, dtype, gapless=rows.spec.stride_bytes == row_bytes)
+    return shape_of(rows)

@@ -389,7 +389,7 @@ def packed_session(
     device: DeviceConfig = CPU,
 ) -> LoadSession:
     """Opens a session of mode ``packed``; ``rows`` serve the splits that were not packed, one for each row file."""
-    from outcrop.loading.transfer import transfer_to  # brings torch
+    from outcrop.loading.transfer import rows_of, transfer_to  # brings torch
 
     files, gpu, placement = graph.row_files, gpu_named(device.name), packed.placement
     pool = host_pool(
@@ -402,8 +402,7 @@ def packed_session(
     )
     transfer = transfer_to(
         device,
-        files,
-        placement.row_bytes,
+        rows_of(files, placement.row_bytes, runtime),
         # What training needs, and plans of before keep; batches with more make room for it.
         batch_bytes=sum(one.section(samples).max_rows * one.row_bytes for one in placement.files)
         + 2 * samples.max_record_bytes
@@ -454,13 +453,12 @@ def row_session(
     Args:
         rows: Where the rows of each row file lie.
     """
-    from outcrop.loading.transfer import transfer_to  # brings torch
+    from outcrop.loading.transfer import rows_of, transfer_to  # brings torch
     from outcrop.rows.unified import UnifiedRows
 
     tables = [source.table for source in rows if isinstance(source, UnifiedRows)]
-    transfer = transfer_to(
-        device, graph.row_files, [source.row_bytes for source in rows], table=tables[0] if tables else None
-    )
+    seen = rows_of(graph.row_files, [source.row_bytes for source in rows], runtime)
+    transfer = transfer_to(device, seen, table=tables[0] if tables else None)
     feeder = RowFeeder(structures, graph.row_files, rows, in_place=bool(tables))
     return LoadSession(feeder, pool, transfer, runtime, graph)
 
@@ -474,10 +472,10 @@ def scheduled_session(
     device: DeviceConfig,
 ) -> LoadSession:
     """Opens a session of mode ``belady`` or ``partition``; ``rows``, of each row file, are told which batch comes."""
-    from outcrop.loading.transfer import transfer_to  # brings torch
+    from outcrop.loading.transfer import rows_of, transfer_to  # brings torch
 
     files = graph.row_files
-    transfer = transfer_to(device, files, [source.row_bytes for source in rows])
+    transfer = transfer_to(device, rows_of(files, [source.row_bytes for source in rows], runtime))
     return LoadSession(ScheduledFeeder(structures, files, rows), pool, transfer, runtime, graph)
 
 
@@ -500,18 +498,18 @@ def online_session(
         device_batch: Bytes of a batch on a GPU, as far as known ahead.
         device_budget: The device's, some of which sampling holds.
     """
-    from outcrop.loading.transfer import transfer_to  # brings torch
+    from outcrop.loading.transfer import rows_of, transfer_to  # brings torch
 
     rows = [HotRows(cache, stream, runtime) for cache, stream in zip(caches, streams, strict=True)]
-    files, row_bytes = graph.row_files, [source.row_bytes for source in rows]
+    files = graph.row_files
+    seen = rows_of(files, [source.row_bytes for source in rows], runtime)
     if gpu_named(device.name) is None or len(files) > 1:
-        transfer = transfer_to(device, files, row_bytes, batch_bytes=device_batch, budget=device_budget)
+        transfer = transfer_to(device, seen, batch_bytes=device_batch, budget=device_budget)
         return LoadSession(OnlineFeeder(sampler, graph, rows), pool, transfer, runtime, graph)
     (cache,) = caches
     transfer = transfer_to(
         device,
-        files,
-        row_bytes,
+        seen,
         batch_bytes=device_batch,
         device_cache=cache.device_rows,
         host_cache=cache.rows,

@@ -12,6 +12,7 @@ from outcrop.config.sampling import SPLITS
 from outcrop.errors import ArgumentError
 from outcrop.nn.convs import EdgeAttr, EdgeLayout, FeatureStore, GraphStore, TensorAttr
 from outcrop.runtime.runtime import Runtime
+from outcrop.store.decode import decode
 from outcrop.store.graph import Graph, open_graph, split_name
 
 _NAMES = {"x": "features", "y": "labels"}
@@ -49,6 +50,10 @@ class DiskFeatureStore(FeatureStore):
             index = slice(None)
         elif isinstance(index, torch.Tensor):
             index = index.cpu().numpy()
+        if attr.attr_name == "x" and (decoder := self.graph.row_file.decoder) is not None:
+            chosen = np.array(table[index])
+            found = decode(decoder, torch.from_numpy(np.atleast_2d(chosen)))
+            return found[0] if chosen.ndim == 1 else found
         rows = torch.from_numpy(np.array(table[index]))
         bfloat16 = attr.attr_name == "x" and self.graph.row_file.spec.dtype == "bfloat16"
         return rows.view(torch.bfloat16) if bfloat16 else rows
@@ -71,6 +76,8 @@ class DiskFeatureStore(FeatureStore):
         table = self._table(str(attr.attr_name))
         if table is None or attr.group_name is not None:
             return None
+        if attr.attr_name == "x" and attr.index is None:
+            return self.graph.num_nodes, self.graph.feature_dim
         return table.shape if attr.index is None else tuple(self._get_tensor(attr).shape)
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:

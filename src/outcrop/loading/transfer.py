@@ -10,6 +10,7 @@ arrive: the stream that uses it does (see device_buffers).
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -26,8 +27,10 @@ from outcrop.device.gpu import Fence, Gpu, gpu_of
 from outcrop.loading.buffers import BufferPool, HostBuffer, Lease
 from outcrop.loading.device_buffers import DeviceBuffer, aligned
 from outcrop.runtime import memory_tables
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.address_table import AddressTable
 from outcrop.store.batches import BatchGraph
+from outcrop.store.decode import decode
 from outcrop.store.graph_types import RowFile
 from outcrop.store.minibatch import MiniBatch
 from outcrop.unified import in_place
@@ -91,10 +94,15 @@ class Transfer(Protocol):
 
 
 class _Rows:
-    """Says how the rows of a row file are seen: ``row_bytes`` of each are in a buffer."""
+    """Says how the rows of a row file are seen: ``row_bytes`` of each are in a buffer.
 
-    def __init__(self, file: RowFile, row_bytes: int):
+    Args:
+        workers: Threads that decode rows in few bits.
+    """
+
+    def __init__(self, file: RowFile, row_bytes: int, workers: _core.WorkerPool):
         self.file, self.dtype, self.row_bytes = file, getattr(torch, file.spec.dtype), row_bytes
+        self._workers = workers
 
     def ids(self, graph: BatchGraph) -> np.ndarray:
         """Returns the ids of the rows that ``graph`` wants, int64."""
@@ -108,13 +116,21 @@ class _Rows:
         """Returns [n, width] over uint8 [n * row_bytes]."""
         return x.view(self.dtype).reshape(-1, self.row_bytes // self.dtype.itemsize)
 
+    def delivered(self, rows: torch.Tensor) -> torch.Tensor:
+        """Returns what a batch has of ``rows``, typed: the same, or of rows in few bits their values, float32."""
+        return rows if self.file.decoder is None else decode(self.file.decoder, rows, self._workers)
+
 
 @dataclass(frozen=True)
 class _OnCpu:
     batch: MiniBatch
+    rows: Sequence[_Rows]
 
     def take(self) -> MiniBatch:
-        return self.batch
+        if all(one.file.decoder is None for one in self.rows):
+            return self.batch
+        taken = zip(self.rows, self.batch.rows, strict=True)
+        return replace(self.batch, rows=tuple(one.delivered(rows) for one, rows in taken))
 
     def visit_rows(self, see: SeeRows, buffer: np.ndarray) -> None:
         for number, rows in enumerate(self.batch.rows):
@@ -131,15 +147,12 @@ class ToCpu:
     """Makes tensors over the buffers.
 
     Args:
-        files: The row files of the graph.
-        row_bytes: Bytes of a row of each in a buffer.
+        rows: The row files of the graph.
         device_cache: uint8, flat: rows of the only row file that a run planned for a device; None: no such level.
     """
 
-    def __init__(
-        self, files: Sequence[RowFile], row_bytes: Sequence[int], device_cache: np.ndarray | None = None
-    ):
-        self._rows = [_Rows(file, count) for file, count in zip(files, row_bytes, strict=True)]
+    def __init__(self, rows: Sequence[_Rows], device_cache: np.ndarray | None = None):
+        self._rows = tuple(rows)
         self._device_cache = device_cache
 
     def deliver(
@@ -153,7 +166,8 @@ class ToCpu:
             self._fill(data[0], batch.table, self._device_cache)
         degree = None if graph.degree is None else torch.from_numpy(graph.degree)
         typed = tuple(rows.typed(torch.from_numpy(part)) for rows, part in zip(self._rows, data, strict=True))
-        return _OnCpu(MiniBatch(graph=graph, rows=typed, y=torch.from_numpy(graph.labels), degree=degree))
+        y = torch.from_numpy(graph.labels)
+        return _OnCpu(MiniBatch(graph=graph, rows=typed, y=y, degree=degree), self._rows)
 
     def _fill(self, data: np.ndarray, table: AddressTable, cache: np.ndarray) -> None:
         """Puts the rows that were planned for a device into their places."""
@@ -181,10 +195,19 @@ class ToCpu:
         self._device_cache = None
 
 
+def rows_of(files: Sequence[RowFile], row_bytes: Sequence[int], runtime: Runtime) -> list[_Rows]:
+    """Returns how the rows of row files are seen.
+
+    Args:
+        files: The row files of the graph.
+        row_bytes: Bytes of a row of each in a buffer.
+    """
+    return [_Rows(file, count, runtime.workers) for file, count in zip(files, row_bytes, strict=True)]
+
+
 def transfer_to(
     device: DeviceConfig,
-    files: Sequence[RowFile],
-    row_bytes: Sequence[int],
+    rows: Sequence[_Rows],
     *,
     batch_bytes: int = 0,
     device_cache: np.ndarray | tuple[torch.Tensor, Any] | None = None,
@@ -195,7 +218,7 @@ def transfer_to(
     """Makes a :class:`ToGpu` or a :class:`ToCpu`.
 
     Args:
-        files, row_bytes: As of :class:`ToCpu`. Caches, and a table, are those of the only row file.
+        rows: The row files of the graph (:func:`rows_of`). Caches, and a table, are those of the only one.
         budget: The device's, where others hold memory of it too; None: one of ``device.memory_bytes``.
 
     Raises:
@@ -206,12 +229,12 @@ def transfer_to(
     gpu = gpu_of(there)
     if gpu is None:
         assert not isinstance(device_cache, tuple)
-        return ToCpu(files, row_bytes, device_cache)
+        return ToCpu(rows, device_cache)
     budget = budget or DeviceBudget(gpu, there, device.memory_bytes)
     return ToGpu(
         gpu,
         there,
-        [_Rows(file, count) for file, count in zip(files, row_bytes, strict=True)],
+        rows,
         budget,
         batch_bytes=batch_bytes,
         device_cache=device_cache,
@@ -239,7 +262,8 @@ class _OnGpu:
     buffer_lease: Lease[DeviceBuffer]
     arrived: Fence
     graph: BatchGraph
-    rows: tuple[torch.Tensor, ...]
+    rows: Sequence[_Rows]
+    there: tuple[torch.Tensor, ...]  # the rows, as they lie on disk
     arrays: dict[str, torch.Tensor]
 
     def take(self) -> MiniBatch:
@@ -248,22 +272,38 @@ class _OnGpu:
         buffer.used_on(stream)
         self.buffer_lease.mark_taken()
         # torch's own does nothing for memory that it has from elsewhere.
-        for tensor in (*self.rows, *arrays.values()):
+        for tensor in (*self.there, *arrays.values()):
             setattr(tensor, "record_stream", buffer.used_on)  # noqa: B010 (torch's is a method)
+        rows = tuple(one.delivered(found) for one, found in zip(self.rows, self.there, strict=True))
+        for decoded, coded in zip(rows, self.there, strict=True):
+            if decoded is not coded:
+                setattr(decoded, "record_stream", _recording(decoded, buffer, self.gpu))  # noqa: B010
         # As long as the seeds: a loop may keep all of an epoch.
         y, degree = arrays.pop("y").clone(), arrays.pop("degree", None)
-        return MiniBatch(graph=self.graph, rows=self.rows, y=y, degree=degree, arrays=arrays)
+        return MiniBatch(graph=self.graph, rows=rows, y=y, degree=degree, arrays=arrays)
 
     def visit_rows(self, see: SeeRows, buffer: np.ndarray) -> None:
         self.arrived.synchronize()
         with self.gpu.on_stream(self.stream):  # not on that of who trains
-            for number, rows in enumerate(map(_row_bytes_of, self.rows)):
+            for number, rows in enumerate(map(_row_bytes_of, self.there)):
                 step = max(len(buffer) // max(rows.shape[1], 1), 1)
                 for first in range(0, len(rows), step):
                     part = rows[first : first + step]
                     held = buffer[: part.numel()].reshape(part.shape)
                     torch.from_numpy(held).copy_(part)
                     see(number, first, held)
+
+
+def _recording(rows: torch.Tensor, buffer: DeviceBuffer, gpu: Gpu) -> Callable[[Any], None]:
+    """Returns what ``record_stream`` of decoded ``rows`` does: for their memory, and for all else that a batch has."""
+    own = weakref.ref(rows)
+
+    def record(stream: Any) -> None:
+        buffer.used_on(stream)
+        if (decoded := own()) is not None:
+            gpu.record(decoded, stream)
+
+    return record
 
 
 class ToGpu:
@@ -337,7 +377,9 @@ class ToGpu:
         buffer_lease.hand_over(token)
         lease.hand_over(done)  # free when this returns: who leases it waits for the fence
         typed = tuple(rows.typed(part) for rows, part in zip(self._rows, parts, strict=True))
-        return _OnGpu(self._gpu, self._number, self._stream, buffer_lease, arrived, graph, typed, there)
+        return _OnGpu(
+            self._gpu, self._number, self._stream, buffer_lease, arrived, graph, self._rows, typed, there
+        )
 
     def _parts(self, graph: BatchGraph) -> tuple[list[int], list[int]]:
         """Returns where in its block the rows of each row file begin, aligned, and their bytes."""

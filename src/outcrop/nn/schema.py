@@ -125,7 +125,7 @@ class GraphSchema:
         of_edges = {
             rows.owner.number: rows for rows in graph.row_files if not isinstance(rows.owner, NodeType)
         }
-        widths = [of_edges[e.number].spec.shape[1] if e.number in of_edges else 0 for e in graph.edge_types]
+        widths = [of_edges[e.number].width if e.number in of_edges else 0 for e in graph.edge_types]
         seeds = _seeds(graph.node_types, seed_type)
         return cls(
             tuple(_node_schema(node, stored.get(node.number), no_rows) for node in graph.node_types),
@@ -241,7 +241,7 @@ def _seeds(node_types: Sequence[NodeType], name: str | None) -> NodeType:
 
 def _node_schema(node: NodeType, rows: RowFile | None, no_rows: str | Mapping[str, str] | None) -> NodeSchema:
     if rows is not None:
-        return NodeSchema(node.name, rows.spec.shape[1], rows.spec.dtype)
+        return NodeSchema(node.name, rows.width, rows.dtype)
     made = no_rows if isinstance(no_rows, str) or no_rows is None else no_rows.get(node.name)
     if made is None:
         raise ArgumentError(

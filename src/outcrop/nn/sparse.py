@@ -266,8 +266,9 @@ def sampled_dot(rowptr: Tensor, col: Tensor, left: Tensor, right: Tensor) -> Ten
 def as_input(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Returns features as a model computes with them: of its dtype, contiguous, 64-byte aligned.
 
-    float16, bfloat16 and int8 are widened here, once, in every mode. Alignment is kept because the rounding of a
-    dense product may depend on it, and results must not depend on where a loader put the rows.
+    float16, bfloat16 and int8 are widened here, once, in every mode; rows in few bits come as float32. Alignment is
+    kept because the rounding of a dense product may depend on it, and results must not depend on where a loader put
+    the rows.
     """
     if x.dtype != dtype:
         return x.to(dtype, memory_format=torch.contiguous_format)

@@ -26,6 +26,11 @@ are ``weighted``; ``e<i>.features`` [E_i, D] are rows of the edges of edge type 
 ``e<i>.original`` int64 [E_i] says which edge of the source each was.
 Node type i has ``n<i>.features``, ``n<i>.labels``, ``n<i>.train``, ``n<i>.valid`` and ``n<i>.test``, as far as there
 are any, with ids from 0 within the type.
+
+Version 3, of either kind: it has types where it has ``node_types``. Features of nodes are in few bits there
+(:mod:`outcrop.store.quantised`): an attribute ``quantised`` of the graph, or of the node type, has ``dtype`` (``int8``
+or ``uint4``), ``scale`` (``column`` or ``row``) and ``columns``, the number of values of a row; ``features`` are uint8
+[N, bytes of a row]; where scales are of columns there is ``features_scale`` float32 [2, D], scale and offset of each.
 """
 
 from __future__ import annotations
@@ -33,7 +38,7 @@ from __future__ import annotations
 import copy
 import math
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from operator import index
 from pathlib import Path
@@ -67,12 +72,16 @@ from outcrop.store.graph_types import (
 from outcrop.store.host_array import host_array
 from outcrop.store.manifest import PAGE_SUMS, ArraySpec, Manifest
 from outcrop.store.names import NAME_ARRAYS, NodeNames
+from outcrop.store.quantised import ATTRIBUTE
 from outcrop.store.remote import without_keys
 from outcrop.store.remote_array import open_sequential
 
 FORMAT, VERSION = "outcrop.graph", 1
 TYPED_VERSION = 2  # of graphs with types of nodes or edges
-VERSIONS = (VERSION, TYPED_VERSION)
+QUANTISED_VERSION = (
+    3  # of graphs of both kinds with features in few bits, which what reads the others cannot decode
+)
+VERSIONS = (VERSION, TYPED_VERSION, QUANTISED_VERSION)
 # How a split may be spelled -> its name.
 SPLIT_NAMES = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
 # Arrays of which parts are read, so that their pages have checksums. The others are read and checked whole. Those of a
@@ -105,6 +114,21 @@ def paged_arrays(manifest: Manifest) -> list[str]:
     return [*(name for name in PAGED if name in manifest.arrays), *sorted(of_types)]
 
 
+def version_for(attributes: Mapping[str, Any]) -> int:
+    """Returns the version of the format that a graph with these attributes has."""
+    types = attributes.get("node_types", ())
+    if any(ATTRIBUTE in one for one in (attributes, *types)):
+        return QUANTISED_VERSION
+    return TYPED_VERSION if types else VERSION
+
+
+def has_types(manifest: Manifest) -> bool:
+    """Tells whether a graph has types of nodes or edges, by its manifest."""
+    return manifest.version == TYPED_VERSION or (
+        manifest.version == QUANTISED_VERSION and "node_types" in manifest.attributes
+    )
+
+
 def _shortened(types: list[str]) -> list[str]:
     """Returns the first of a list for messages, and how many more there are."""
     left = len(types) - _SHOWN_TYPES
@@ -130,7 +154,7 @@ class Graph:
         self.path, self.manifest = path, manifest
         self._seed_type: NodeType | None = None
         self.notes: tuple[str, ...] = ()
-        attributes, self.is_typed = manifest.attributes, manifest.version == TYPED_VERSION
+        attributes, self.is_typed = manifest.attributes, has_types(manifest)
         try:
             self.num_nodes: int = attributes["num_nodes"]
             self.num_edges: int = attributes["num_edges"]
@@ -145,7 +169,7 @@ class Graph:
         self.node_types, self.edge_types = types_of(attributes, manifest.arrays, self.is_typed)
         for node_type in self.node_types:
             self._check_labels(node_type)
-        self.row_files = row_files_of(manifest.arrays, (*self.node_types, *self.edge_types))
+        self.row_files = row_files_of(manifest.arrays, (*self.node_types, *self.edge_types), path)
 
     def __repr__(self) -> str:
         parts = (
@@ -154,7 +178,7 @@ class Graph:
             else [f"nodes={self.num_nodes}", f"edges={self.num_edges}"]
         )
         for rows in self.row_files:
-            parts.append(f"{rows.array}={'x'.join(map(str, rows.spec.shape))} {rows.spec.dtype}")
+            parts.append(f"{rows.array}={rows.num_rows}x{rows.width} {rows.stored_as}")
         for one in self.node_types:
             if one.num_classes:
                 name = {"class": "classes", "multilabel": "multilabel", "regression": "targets"}[
@@ -266,8 +290,7 @@ class Graph:
         """Returns the columns of the features; 0 without features."""
         if not self.is_typed:
             return self.manifest.attributes["feature_dim"]
-        features = self.manifest.arrays.get(self.seed_type.array(FEATURES))
-        return features.shape[1] if features else 0
+        return next((rows.width for rows in self.row_files if rows.owner == self.seed_type), 0)
 
     def edge_type(self, key: tuple[str, str, str] | None = None) -> EdgeType:
         """Returns the edge type that is called ``key``, (source, relation, target).

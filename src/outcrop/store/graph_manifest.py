@@ -11,6 +11,7 @@ import numpy as np
 
 from outcrop.config.sampling import SPLITS
 from outcrop.store.manifest import ArraySpec
+from outcrop.store.quantised import ATTRIBUTE, problem_of_quantisation
 
 EDGE_SPLITS = tuple(f"{split}_edges" for split in SPLITS)
 MOST_NODES = (
@@ -42,7 +43,7 @@ def problem(
     Args:
         attributes: Has all of num_nodes and num_edges; without types num_classes and feature_dim, too.
         arrays: Those of the manifest.
-        typed: Whether the attributes list types of nodes and edges (version 2).
+        typed: Whether the attributes list types of nodes and edges.
     """
     if typed:
         return _problem_of_typed(attributes, arrays)
@@ -51,9 +52,14 @@ def problem(
             return wrong
     if wrong := _problem_of_classes("it", attributes["num_classes"]):
         return wrong
-    nodes, edges = attributes["num_nodes"], attributes["num_edges"]
+    if wrong := problem_of_quantisation(attributes, arrays, ""):
+        return wrong
+    nodes, edges, dim = attributes["num_nodes"], attributes["num_edges"], attributes["feature_dim"]
+    if ATTRIBUTE in attributes and attributes[ATTRIBUTE]["columns"] != dim:
+        return f"its feature_dim is {dim}, and its features in few bits have {attributes[ATTRIBUTE]['columns']} columns"
+    columns = None if ATTRIBUTE in attributes else (dim,)
     pairs = dict.fromkeys(EDGE_SPLITS, (None, (2,)))
-    wanted = _of_topology(nodes, edges, edges) | _of_nodes("", nodes, (attributes["feature_dim"],)) | pairs
+    wanted = _of_topology(nodes, edges, edges) | _of_nodes("", nodes, columns) | pairs
     wanted |= {"e0.features": (edges, None), "e0.original": (edges, ())}
     return _problem_of_strays(arrays, 0, 1) or _problem_of_arrays(wanted, arrays)
 
@@ -70,6 +76,8 @@ def _problem_of_typed(attributes: Mapping[str, Any], arrays: Mapping[str, ArrayS
     weighted = sum(one["num_edges"] for one in edges if one.get("weighted", False))
     wanted = dict(_of_topology(lists, attributes["num_edges"], weighted))
     for number, one in enumerate(nodes):
+        if wrong := problem_of_quantisation(one, arrays, f"n{number}."):
+            return wrong
         wanted |= _of_nodes(f"n{number}.", one["num_nodes"], None)
         wanted |= {f"n{number}.names": (None, ()), f"n{number}.name_offsets": (one["num_nodes"] + 1, ())}
     for number, one in enumerate(edges):

@@ -9,13 +9,15 @@ are its nodes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import outcrop._core as _core
 from outcrop.config import LabelKind
 from outcrop.config.sampling import SPLITS
 from outcrop.store.manifest import ArraySpec
+from outcrop.store.quantised import SCALES_ARRAY, Quantisation, RowDecoder, quantisation_of
 
 FEATURES, LABELS, WEIGHTS, ORIGINAL = "features", "labels", "edge_weight", "original"
 
@@ -34,6 +36,7 @@ class NodeType:
         prefix: What the names of its arrays begin with: "" or, for example, ``n0.``.
         class_names: What class i was called in the source; empty where classes have no names.
         integer_names: Whether the names of its nodes are integers.
+        quantisation: How its features are stored in few bits; None: as they are.
     """
 
     number: int
@@ -45,6 +48,7 @@ class NodeType:
     prefix: str = ""
     class_names: tuple[str, ...] = ()
     integer_names: bool = False
+    quantisation: Quantisation | None = None
 
     def array(self, name: str) -> str:
         """Returns what its array ``name``, such as ``labels``, is called in the manifest of the graph."""
@@ -107,13 +111,30 @@ class RowFile:
         number: Its place among the row files of the graph.
         owner: The type whose nodes or edges have the rows.
         array: Name of the array in the manifest of the graph.
-        spec: The array: dtype, shape, distance between rows.
+        spec: The array as it lies on disk: dtype, shape, distance between rows.
+        decoder: Makes float32 of rows in few bits, which are bytes on disk; None: they are used as they are.
     """
 
     number: int
     owner: NodeType | EdgeType
     array: str
     spec: ArraySpec
+    decoder: RowDecoder | None = field(default=None, compare=False)
+
+    @property
+    def width(self) -> int:
+        """Counts the values of a row as loaders deliver it."""
+        return self.spec.shape[1] if self.decoder is None else self.decoder.quantisation.columns
+
+    @property
+    def dtype(self) -> str:
+        """Returns the type of the values as loaders deliver them, such as ``float32``."""
+        return self.spec.dtype if self.decoder is None else "float32"
+
+    @property
+    def stored_as(self) -> str:
+        """Returns what people are told of the type of the values on disk."""
+        return self.spec.dtype if self.decoder is None else self.decoder.quantisation.words
 
     @property
     def kind(self) -> Literal["nodes", "edges"]:
@@ -150,7 +171,7 @@ def types_of(
     Args:
         attributes: Those of its manifest, whose numbers fit (:func:`outcrop.store.graph_manifest.problem`).
         arrays: Those of its manifest.
-        typed: Whether the manifest lists types (version 2); else there is one of each, unnamed.
+        typed: Whether the manifest lists types; else there is one of each, unnamed.
     """
     if not typed:
         nodes = NodeType(
@@ -162,6 +183,7 @@ def types_of(
             attributes.get("label_kind", "class"),
             class_names=tuple(attributes.get("class_names", ())),
             integer_names=bool(attributes.get("integer_names", False)),
+            quantisation=quantisation_of(attributes),
         )
         weighted = WEIGHTS in arrays
         return (nodes,), (EdgeType(0, nodes, "", nodes, attributes["num_edges"], 0, 0, "e0.", weighted),)
@@ -176,7 +198,10 @@ def _node_types(listed: Sequence[Mapping[str, Any]]) -> tuple[NodeType, ...]:
         kind, names = entry.get("label_kind", "class"), tuple(entry.get("class_names", ()))
         counts = entry["num_nodes"], entry["num_classes"]
         integers = entry.get("integer_names", False)
-        types.append(NodeType(number, entry["name"], first, *counts, kind, f"n{number}.", names, integers))
+        few_bits = quantisation_of(entry)
+        types.append(
+            NodeType(number, entry["name"], first, *counts, kind, f"n{number}.", names, integers, few_bits)
+        )
         first += entry["num_nodes"]
     return tuple(types)
 
@@ -208,11 +233,21 @@ def has_seeds(node_type: NodeType, arrays: Mapping[str, ArraySpec]) -> bool:
 
 
 def row_files_of(
-    arrays: Mapping[str, ArraySpec], types: tuple[NodeType | EdgeType, ...]
+    arrays: Mapping[str, ArraySpec], types: tuple[NodeType | EdgeType, ...], folder: Path
 ) -> tuple[RowFile, ...]:
-    """Returns the row files of the types that have features, in the order of ``types``."""
+    """Returns the row files of the types that have features, in the order of ``types``.
+
+    Args:
+        folder: Folder of the graph.
+    """
     having = [of for of in types if of.array(FEATURES) in arrays]
     return tuple(
-        RowFile(number, of, of.array(FEATURES), arrays[of.array(FEATURES)])
+        RowFile(number, of, of.array(FEATURES), arrays[of.array(FEATURES)], _decoder_of(of, arrays, folder))
         for number, of in enumerate(having)
     )
+
+
+def _decoder_of(of: NodeType | EdgeType, arrays: Mapping[str, ArraySpec], folder: Path) -> RowDecoder | None:
+    if not isinstance(of, NodeType) or of.quantisation is None:
+        return None
+    return RowDecoder(of.quantisation, folder, arrays.get(of.array(SCALES_ARRAY)))

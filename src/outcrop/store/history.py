@@ -212,7 +212,7 @@ def _about(graph: Graph, runtime: Runtime) -> dict[str, Any]:
             "edges": graph.num_edges,
             "classes": graph.num_classes,
             "feature_dim": graph.feature_dim,
-            "feature_dtype": ", ".join(dict.fromkeys(rows.spec.dtype for rows in graph.row_files)) or None,
+            "feature_dtype": ", ".join(dict.fromkeys(rows.stored_as for rows in graph.row_files)) or None,
             "feature_bytes": graph.feature_bytes,
             **({"row_files": _row_files(graph)} if len(graph.row_files) > 1 else {}),
         },

@@ -26,8 +26,9 @@ class MiniBatch:
     Attributes:
         graph: Structure, on the host.
         rows: What the batch wants of each row file of the graph (:attr:`outcrop.Graph.row_files`), in their order and
-            in the dtype of the store, on the device: a row for each id of :meth:`BatchGraph.section`. Rows of edges are
-            each there once: :meth:`edge_rows` has them in the order of the edges.
+            in the dtype of the store, float32 of rows in few bits, on the device: a row for each id of
+            :meth:`BatchGraph.section`. Rows of edges are each there once: :meth:`edge_rows` has them in the order of
+            the edges.
         y: int64 [num_seeds], labels of the seeds, -1 = none; of multi-label or regression targets float32
             [num_seeds] or [num_seeds, columns], NaN = unknown.
         degree: Number of in-neighbours other than itself that each node of ``graph.n_id`` has in the whole graph,

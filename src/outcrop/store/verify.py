@@ -16,9 +16,10 @@ from outcrop.store import manifest as manifests
 from outcrop.store.arrays import DiskArray
 from outcrop.store.elsewhere import read_elsewhere
 from outcrop.store.graph import FORMAT as GRAPH_FORMAT
-from outcrop.store.graph import TYPED_VERSION, UNKNOWN_MULTILABEL, Graph, open_graph, paged_arrays
+from outcrop.store.graph import UNKNOWN_MULTILABEL, Graph, has_types, open_graph, paged_arrays
 from outcrop.store.graph_types import EdgeType, NodeType
 from outcrop.store.manifest import PAGE_SUMS, Manifest
+from outcrop.store.quantised import problem_of_quantisation, quantisation_of
 from outcrop.store.remote import without_keys
 
 _BLOCK_ROWS = 1 << 17
@@ -92,6 +93,9 @@ def _verify_graph(graph: Graph, runtime: Runtime) -> None:
         for split in SPLITS:
             if of.array(split) in arrays:
                 _verify_range(graph, runtime, of.array(split), 0, of.num_nodes, ascending=True)
+    for rows in graph.row_files:
+        if rows.decoder is not None:
+            _ = rows.decoder.scales  # which checks them
     if graph.has("edge_weight"):
         _verify_weights(graph, runtime)
 
@@ -231,7 +235,7 @@ def _describe_graph(manifest: Manifest) -> dict[str, Any]:
         "num_edges": edges,
         "page_checksums": all(name + PAGE_SUMS in manifest.arrays for name in paged_arrays(manifest)),
     }
-    if manifest.version == TYPED_VERSION:
+    if has_types(manifest):
         return common | {
             "node_types": [
                 {"name": one.get("name"), "num_nodes": one.get("num_nodes")}
@@ -253,10 +257,14 @@ def _describe_nodes(manifest: Manifest, attributes: Mapping[str, Any], prefix: s
     """Says what the nodes of a type have."""
     arrays = manifest.arrays
     features = arrays.get(f"{prefix}features")
+    wrong = problem_of_quantisation(attributes, arrays, prefix)
+    few_bits = None if wrong else quantisation_of(attributes)
+    width = few_bits.columns if few_bits else features.shape[1] if features else 0
     return {
         "num_classes": attributes.get("num_classes", 0),
-        "feature_dim": attributes.get("feature_dim", features.shape[1] if features else 0),
-        "feature_dtype": features.dtype if features else None,
+        "feature_dim": attributes.get("feature_dim", width),
+        "feature_dtype": few_bits.dtype if few_bits else features.dtype if features else None,
+        **({"scale": few_bits.scale} if few_bits else {}),
         "feature_bytes": features.data_bytes if features else 0,
         "splits": {split: arrays[prefix + split].shape[0] for split in SPLITS if prefix + split in arrays},
     }

@@ -55,7 +55,7 @@ def edge_width(graph: Graph, model: ModelConfig, sampling: SampleConfig) -> int 
         raise ArgumentError(
             f"{problem} in its run: prepare it with --edge-rows (SampleConfig(edge_rows=True))"
         )
-    return graph.row_files[-1].spec.shape[1] if taken else None
+    return graph.row_files[-1].width if taken else None
 
 
 def check_weights(graph: Graph, model: ModelConfig, sampling: SampleConfig) -> None:

@@ -83,6 +83,17 @@ def wide_rows(folder: Path) -> Source:
     return f"arrays:{folder}", oc.ImportConfig()
 
 
+def few_bits(folder: Path) -> Source:
+    """Rows are read twice."""
+    np.save(folder / "edges.npy", pairs())
+    np.save(folder / "features.npy", rows(300).astype(np.float64))
+    return f"arrays:{folder}", oc.ImportConfig(feature_dtype="uint4", scale="column")
+
+
+def few_bits_by_id(folder: Path) -> Source:
+    return tables_by_id(folder)[0], oc.ImportConfig(feature_dtype="int8", scale="row")
+
+
 def tables_by_id(folder: Path) -> Source:
     words, order = np.array(names()), np.random.default_rng(3).permutation(NODES)
     labels = [f"class {n % 5}" for n in range(NODES)]
@@ -256,6 +267,8 @@ SOURCES: list[Callable[[Path], Source]] = [
     edges_of_many_names,
     arrays,
     wide_rows,
+    few_bits,
+    few_bits_by_id,
     tables_by_id,
     numbers_by_id,
     archive,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -49,7 +51,7 @@ def test_row_files_are_those_of_the_types_that_have_features():
     cites = EdgeType(0, papers, "cites", papers, 7, 0, 0, prefix="e0.")
     rows = ArraySpec("n1.features.bin", "float16", (3, 4), 8, 0, 4096)
     weights = ArraySpec("e0.features.bin", "int8", (7, 2), 2, 0, 4096)
-    files = row_files_of({"n1.features": rows, "e0.features": weights}, (papers, authors, cites))
+    files = row_files_of({"n1.features": rows, "e0.features": weights}, (papers, authors, cites), Path("g"))
     assert [(one.number, one.owner, one.array) for one in files] == [
         (0, authors, "n1.features"),
         (1, cites, "e0.features"),

@@ -36,7 +36,10 @@ class FeatureSource:
 
     def at(self, node: int, column: int) -> str:
         """Tells where the source has column ``column`` of the features of a node or edge, for messages."""
-        row = node if self.order is None else int(np.argmax(self.order == node))
+        return self.at_row(node if self.order is None else int(np.argmax(self.order == node)), column)
+
+    def at_row(self, row: int, column: int) -> str:
+        """Tells the same of a row of the blocks."""
         return self.where(row, column) if self.where else f"{self.name}: row {row}, column {column}"
 
 

@@ -33,7 +33,7 @@ def in_node_order(
         range_rows: Nodes of a range; None = as many as an eighth of the free budget holds.
     """
     if features.order is None:
-        yield from _short_blocks(features, runtime, rows)
+        yield from short_blocks(features, runtime, rows)
         return
     row_bytes = features.dim * features.dtype.itemsize
     if range_rows is None:
@@ -61,7 +61,7 @@ def in_node_order(
         path.unlink(missing_ok=True)
 
 
-def _short_blocks(features: FeatureSource, runtime: Runtime, rows: int) -> Iterator[np.ndarray]:
+def short_blocks(features: FeatureSource, runtime: Runtime, rows: int) -> Iterator[np.ndarray]:
     """Yields the blocks of ``features``, those of text files cut to ``rows`` too; just the first where ``runtime``
     measures, since the others take no more."""
     for block in features.blocks(rows):
@@ -80,7 +80,7 @@ def _divide(
     ends = np.arange(0, features.num_rows, range_rows)
     row = 0
     with runtime.budget.reserve("import", 2 * min(rows, features.num_rows) * kind.itemsize):
-        for block in _short_blocks(features, runtime, rows):
+        for block in short_blocks(features, runtime, rows):
             if runtime.measures:
                 return
             tagged = np.empty(len(block), kind)
