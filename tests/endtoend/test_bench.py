@@ -226,6 +226,22 @@ def test_quality_finds_no_difference(folder: Path, monkeypatch: pytest.MonkeyPat
         quality.run([], folder, ["memory"], SETTING, silent)
 
 
+@pytest.mark.slow
+def test_quality_of_features_in_few_bits(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(quality, "SEEDS", 1)
+    graph = ensure_graph(folder, SHAPE, silent)
+    few = ["int8:column", "uint4:row"]
+    result = quality.run([graph], folder, ["memory", "packed"], SETTING, silent, few)
+    assert sorted(result["graphs"]) == ["tiny", "tiny-int8-column", "tiny-uint4-row"]
+    sizes = [one["feature_bytes"] for one in result["graphs"].values()]
+    assert sizes[0] == 4 * sizes[1] > 4 * SHAPE.nodes * (SHAPE.features // 2 + 8) == 4 * sizes[2]
+    assert all(one["identical"] for one in result["graphs"].values())
+    opened = open_graph(folder / "tiny-int8-column.oc")
+    assert opened.num_edges == open_graph(graph).num_edges
+    with pytest.raises(ArgumentError, match="features that are int8, a scale for each column"):
+        quality.quantised(opened, "uint4:row", folder, silent)
+
+
 def test_stages_one_after_another_deliver_the_same(folder: Path):
     graph = open_graph(ensure_graph(folder, SHAPE, silent))
     run = folder / "sequence.run"

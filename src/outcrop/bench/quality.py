@@ -10,31 +10,85 @@ from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any
 
+import numpy as np
+
+from outcrop.api.graph import import_graph
 from outcrop.api.prepare import PrepareOptions
 from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
 from outcrop.bench.epoch import Log, Setting, plain
-from outcrop.config import Limits, ModelConfig, SampleConfig, TrainConfig
+from outcrop.config import ImportConfig, Limits, ModelConfig, SampleConfig, TrainConfig
 from outcrop.config.models import wants_degrees
+from outcrop.config.sampling import SPLITS
 from outcrop.errors import ArgumentError
 from outcrop.loading.modes import InMemory, mode_named
-from outcrop.store.graph import open_graph
+from outcrop.runtime.runtime import Runtime
+from outcrop.store.graph import Graph, open_graph
 
 SEEDS = 5
 
 
+def quantised(graph: Graph, how: str, folder: Path, log: Log) -> Path:
+    """Returns ``graph`` with features in few bits, imported into ``folder`` unless it is there.
+
+    Args:
+        how: A dtype and what has a scale: ``int8:column``, ``uint4:row``, ...
+
+    Raises:
+        ArgumentError: There is no such way, or the features are bfloat16 or in few bits already.
+    """
+    dtype, _, scale = how.partition(":")
+    config = ImportConfig(
+        keep_duplicates=True,
+        keep_self_loops=True,
+        feature_dtype=dtype,
+        scale=scale or None,  # type: ignore[arg-type]
+        label_kind=graph.label_kind,
+    )
+    if graph.row_file.decoder is not None or graph.row_file.dtype == "bfloat16":
+        raise ArgumentError(
+            f"{graph.path} has features that are {graph.row_file.stored_as}: import it as float32"
+        )
+    out = folder / f"{graph.path.stem}-{dtype}-{config.scale or 'column'}.oc"
+    if not (out / "manifest.json").is_file():
+        log(f"importing {out.name}")
+        with Runtime() as runtime:
+            rows: np.ndarray = graph.open_rows(runtime, graph.row_file).memmap()
+            splits = {name: graph.split(runtime, name) for name in SPLITS if graph.has(name)}
+            labels = graph.array(runtime, "labels").read("bench")
+            import_graph(
+                graph.edge_index(),
+                out,
+                features=rows,
+                labels=labels,
+                splits=splits,
+                config=config,
+                progress=False,
+            )
+    return out
+
+
 def run(
-    graphs: Sequence[Path], folder: Path, modes: Sequence[str], setting: Setting, log: Log
+    graphs: Sequence[Path],
+    folder: Path,
+    modes: Sequence[str],
+    setting: Setting,
+    log: Log,
+    feature_dtypes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Trains on each imported graph in each mode with seeds 0 to 4, in a tenth of the features' memory or 16 MiB.
 
+    Args:
+        feature_dtypes: In what else than as they are features are stored (:func:`quantised`), each a graph of its own.
+
     Raises:
-        ArgumentError: No graphs.
+        ArgumentError: No graphs, or features cannot be stored so.
     """
     if not graphs:
         raise ArgumentError("quality needs graphs: name folders made by outcrop import with --graph")
     graphs_by_name = {}
-    for path in graphs:
+    also = [quantised(open_graph(path), how, folder, log) for path in graphs for how in feature_dtypes]
+    for path in sorted([*graphs, *also], key=lambda path: path.stem):
         graph = open_graph(path)
         memory = max(graph.feature_bytes // 10, 16 << 20)
         scores: dict[str, list[float]] = {mode: [] for mode in modes}
@@ -77,6 +131,7 @@ def run(
         graphs_by_name[path.stem] = {
             "modes": {m: {"test_accuracy": mean(s), "spread": pstdev(s)} for m, s in scores.items()},
             "identical": identical,
+            "feature_bytes": graph.feature_bytes,
         }
     return {
         "experiment": "quality",

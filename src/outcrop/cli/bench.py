@@ -113,6 +113,13 @@ def bench(
         list[Path] | None,
         typer.Option("--graph", help="quality, embed: imported graphs, one option for each."),
     ] = None,
+    feature_dtypes: Annotated[
+        str,
+        typer.Option(
+            "--feature-dtypes",
+            help="quality: also with features in few bits, such as int8:column,int8:row,uint4:column,uint4:row.",
+        ),
+    ] = "",
     name: Annotated[
         str | None,
         typer.Option("--name", help="gpu: which figure or table (docs/gpu-benchmarks.md)."),
@@ -211,7 +218,9 @@ def bench(
         "quality": lambda: (
             typed_quality.run(folder, setting, say)
             if kind == "typed" and not graph
-            else quality.run(graph or [], folder, names, setting, say)
+            else quality.run(
+                graph or [], folder, names, setting, say, [one for one in feature_dtypes.split(",") if one]
+            )
         ),
         "cost-model": lambda: cost_model.run(folder, setting, say),
         "checks": lambda: checks.run(folder, setting, say),
