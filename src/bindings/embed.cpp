@@ -22,7 +22,7 @@ namespace {
 using Floats = Array1<const float>;
 using Table = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-RowTable row_table(const Table& table, size_t width) {
+EmbeddingTable row_table(const Table& table, size_t width) {
   if (width > table.shape(1))
     throw Error(ErrorKind::argument, "vectors of " + std::to_string(width) + " floats are longer than rows");
   return {table.data(), table.shape(0), table.shape(1), width};

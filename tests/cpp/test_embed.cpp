@@ -91,7 +91,7 @@ TEST(RowUpdate, AdagradInTheOrderOfTheBatch) {
   RandomStream random(3, 4);
   for (auto& id : ids) id = static_cast<int64_t>(random.below(kRows));
   for (auto& g : gradients) g = static_cast<float>(random.uniform() - 0.5);
-  const RowTable rows{table.data(), kRows, 2 * kWidth, kWidth};
+  const EmbeddingTable rows{table.data(), kRows, 2 * kWidth, kWidth};
   StepOptions options;
   std::vector<std::vector<float>> sums(kRows, std::vector<float>(kWidth));
   std::vector<bool> touched(kRows);

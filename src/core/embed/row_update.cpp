@@ -28,7 +28,7 @@ struct Touch {
   uint64_t word(unsigned) const { return row; }
 };
 
-void check(const RowTable& table, const int64_t* ids, size_t n) {
+void check(const EmbeddingTable& table, const int64_t* ids, size_t n) {
   for (size_t i = 0; i < n; ++i)
     if (static_cast<uint64_t>(ids[i]) >= table.rows)
       throw Error(ErrorKind::argument, "row " + std::to_string(ids[i]) + " was asked for of a table of " +
@@ -70,7 +70,7 @@ struct Touched {
 };
 
 template <void (*kStep)(float*, const float*, size_t, const StepOptions&)>
-OUTCROP_INLINE void step_range(const RowTable& table, const Touched& touched, const float* gradients,
+OUTCROP_INLINE void step_range(const EmbeddingTable& table, const Touched& touched, const float* gradients,
                                const StepOptions& options, float* sum, size_t begin, size_t end) {
   const size_t width = table.width;
   for (size_t r = begin; r < end; ++r) {
@@ -91,7 +91,7 @@ OUTCROP_INLINE void step_range(const RowTable& table, const Touched& touched, co
 }
 
 OUTCROP_EVERY_ISA
-void step_range(const RowTable& table, const Touched& touched, const float* gradients,
+void step_range(const EmbeddingTable& table, const Touched& touched, const float* gradients,
                 const StepOptions& options, float* sum, size_t begin, size_t end) {
   switch (options.kind) {
     case StepKind::sgd:
@@ -105,7 +105,7 @@ void step_range(const RowTable& table, const Touched& touched, const float* grad
 
 }  // namespace
 
-void start_rows(const RowTable& table, const int64_t* names, size_t n, float bound, uint64_t key,
+void start_rows(const EmbeddingTable& table, const int64_t* names, size_t n, float bound, uint64_t key,
                 WorkerPool& workers) {
   if (n > table.rows) throw Error(ErrorKind::argument, "more rows were named than the table has");
   workers.split(n, kGrain, [&](size_t begin, size_t end) {
@@ -119,7 +119,7 @@ void start_rows(const RowTable& table, const int64_t* names, size_t n, float bou
   });
 }
 
-void take_rows(const RowTable& table, const int64_t* ids, size_t n, float* out, WorkerPool& workers) {
+void take_rows(const EmbeddingTable& table, const int64_t* ids, size_t n, float* out, WorkerPool& workers) {
   check(table, ids, n);
   workers.split(n, kGrain, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
@@ -131,7 +131,7 @@ void take_rows(const RowTable& table, const int64_t* ids, size_t n, float* out, 
   });
 }
 
-size_t step_rows(const RowTable& table, const int64_t* ids, const float* gradients, size_t n,
+size_t step_rows(const EmbeddingTable& table, const int64_t* ids, const float* gradients, size_t n,
                  const StepOptions& options, WorkerPool& workers) {
   check(table, ids, n);
   if (table.stride < table.width + state_width(options.kind, table.width))

@@ -27,22 +27,22 @@ constexpr size_t state_width(StepKind kind, size_t width) {
   return kind == StepKind::sgd ? 0 : kind == StepKind::adagrad ? width : width + 1;
 }
 
-struct RowTable {
+struct EmbeddingTable {
   float* data = nullptr;
   size_t rows = 0, stride = 0, width = 0;
 };
 
 // Vectors of rows 0 .. n - 1: uniform in [-bound, bound), keyed by (key, names[i]) alone; the state is 0.
-void start_rows(const RowTable& table, const int64_t* names, size_t n, float bound, uint64_t key,
+void start_rows(const EmbeddingTable& table, const int64_t* names, size_t n, float bound, uint64_t key,
                 WorkerPool& workers);
 
 // out[i] = vector of row ids[i]; out: [n, width]. Throws Error(argument) for a row that is not there.
-void take_rows(const RowTable& table, const int64_t* ids, size_t n, float* out, WorkerPool& workers);
+void take_rows(const EmbeddingTable& table, const int64_t* ids, size_t n, float* out, WorkerPool& workers);
 
 // One step for each different row of ids [n], with the sum of its gradients [n, width]; the rows touched.
 // Throws Error(argument) for a row that is not there, and for a table whose stride has no room for the state;
 // nothing is changed then.
-size_t step_rows(const RowTable& table, const int64_t* ids, const float* gradients, size_t n,
+size_t step_rows(const EmbeddingTable& table, const int64_t* ids, const float* gradients, size_t n,
                  const StepOptions& options, WorkerPool& workers);
 
 }  // namespace outcrop
