@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,14 @@ import numpy as np
 from torch import nn
 
 from outcrop.api.old_keywords import accepts_old_keywords, merged, named
-from outcrop.config import InferSampling, Size, parse_size
+from outcrop.config import InferSampling, SampleConfig, Size, parse_size
 from outcrop.config.declared import checks_arguments
 from outcrop.errors import ArgumentError
 from outcrop.inference.division import default_memory
-from outcrop.inference.run import InferReport, run
+from outcrop.inference.predicted import facts
+from outcrop.inference.run import InferReport, naming_what_is_enough, run
 from outcrop.inference.scored import what_is_scored
-from outcrop.inference.task import checked_task, sampling_of
+from outcrop.inference.task import InferTask, checked_task, sampling_of
 from outcrop.runtime import system
 from outcrop.runtime.observer import Observer
 from outcrop.store.graph import Graph, open_graph
@@ -105,14 +106,60 @@ def infer(
         FormatError: No checkpoint there, or it cannot be read.
         IoError: The disk is full or refuses, or another process writes to ``out``.
     """
-    started = time.monotonic()
+    started, watched = time.monotonic(), observer or Observer()
+    task, config, limit = _asked(
+        graph,
+        model=model,
+        out=out,
+        nodes=nodes,
+        method=method,
+        output=output,
+        sampling=sampling,
+        any_graph=any_graph,
+        memory=memory,
+        device=device,
+    )
+    with watched.watching() as progress:
+        report = run(task, config, limit, trace_path=watched.trace, progress=progress)
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def dry_run(graph: Graph | str | Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Tells what ``infer(graph, **options)`` would do, after all of its checks; computes and writes nothing.
+
+    Returns:
+        What :func:`outcrop.inference.predicted.facts` lists, as plain values.
+
+    Raises:
+        OutcropError: As :func:`infer` does before it computes anything.
+    """
+    task, config, limit = _asked(graph, **options)
+    with naming_what_is_enough(task, config, limit):
+        return facts(task, None if config is None else config.batch_size, limit)
+
+
+@checks_arguments
+def _asked(
+    graph: Graph | str | Path,
+    *,
+    model: nn.Module | str | Path | None = None,
+    out: str | Path,
+    nodes: np.ndarray | Sequence[int] | Sequence[str] | str | Path | tuple[str, Any] = "all",
+    method: str | None = None,
+    output: str = "logits",
+    sampling: InferSampling | None = None,
+    any_graph: bool = False,
+    memory: Size | None = None,
+    device: str = "cpu",
+) -> tuple[InferTask, SampleConfig | None, int]:
+    """Returns what :func:`infer` was asked for, checked: the task, how batches are drawn, and the budget."""
     graph = graph if isinstance(graph, Graph) else open_graph(graph)
-    watched, drawn = observer or Observer(), sampling or InferSampling()
-    stored = isinstance(model, str | Path)
+    drawn, stored = sampling or InferSampling(), isinstance(model, str | Path)
     scored = what_is_scored(
         graph,
-        model if stored else None,
-        None if stored else model,
+        model if isinstance(model, str | Path) else None,
+        None if isinstance(model, str | Path) else model,
         method,
         drawn.fanouts,
         any_graph,
@@ -123,9 +170,5 @@ def infer(
     # Weights do not say what a model of one's own computes: layers that were left may be of another.
     task = checked_task(graph, scored, Path(out), nodes, output, resumable=stored)
     task = replace(task, paranoid=drawn.paranoid)
-    config = sampling_of(task, drawn.batch_size, drawn.seed)
     limit = default_memory(system.available_memory()) if memory is None else parse_size(memory)
-    with watched.watching() as progress:
-        report = run(task, config, limit, trace_path=watched.trace, progress=progress)
-    report.seconds = time.monotonic() - started
-    return report
+    return task, sampling_of(task, drawn.batch_size, drawn.seed), limit

@@ -65,26 +65,39 @@ def infer(
     trace: Annotated[
         Path | None, typer.Option("--trace", help="Write spans of all stages to this JSONL file.")
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Check everything, say what would be read and written, and end: nothing is computed.",
+        ),
+    ] = False,
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
     common.load_torch(quiet)
+    from outcrop.api.infer import dry_run as tell
     from outcrop.api.infer import infer as run
 
+    options: dict[str, Any] = {
+        "model": checkpoint,
+        "out": out,
+        "nodes": nodes if node_type is None else (node_type, nodes),
+        "method": method,
+        "output": output,
+        "sampling": sampling,
+        "any_graph": any_graph,
+        "memory": memory,
+        "device": device,
+    }
+    if dry_run:
+        found = tell(graph, options)
+        common.write_json(json, found)
+        if not quiet:
+            _print_plan(found)
+        return
     with common.progress_bars(quiet) as progress:
-        report = run(
-            graph,
-            model=checkpoint,
-            out=out,
-            nodes=nodes if node_type is None else (node_type, nodes),
-            method=method,
-            output=output,
-            sampling=sampling,
-            any_graph=any_graph,
-            memory=memory,
-            device=device,
-            observer=Observer(progress, trace),
-        ).as_dict()
+        report = run(graph, **options, observer=Observer(progress, trace)).as_dict()
     common.write_json(json, report)
     if not quiet:
         summarize(out, report)
@@ -113,6 +126,34 @@ def summarize(out: Path, report: dict[str, Any]) -> None:
             f"(whole process {format_bytes(report['peak_process_bytes'])})",
         }
     )
+
+
+def _print_plan(found: dict[str, Any]) -> None:
+    """Prints what ``--dry-run`` found."""
+    rows = [
+        [
+            " ".join([str(layer["layer"]), *([layer["node_type"]] if "node_type" in layer else [])]),
+            f"columns, {layer['passes']} passes" if layer["passes"] else "spans",
+            "depends on the graph" if layer["bytes_read"] is None else format_bytes(layer["bytes_read"]),
+            format_bytes(layer["bytes_written"]),
+        ]
+        for layer in found["layers"]
+    ]
+    if rows:
+        printing.print_table(["layer", "by", "read", "written"], rows)
+    lines = {
+        "graph": f"{found['graph']}: {found['nodes']:,} nodes, {found['edges']:,} edges",
+        "writes": f"{found['out']}: {found['rows']:,} rows of {found['columns']} {found['output']}",
+        "method": found["method"],
+        "memory": format_bytes(found["memory"]),
+    }
+    if found["batches"] is not None:
+        lines["batches"] = f"{found['batches']:,}"
+    else:
+        read = "" if found["bytes_read"] is None else f"{format_bytes(found['bytes_read'])} read, "
+        lines["all layers"] = f"{read}{format_bytes(found['bytes_written'])} written"
+        lines["disk space"] = f"{format_bytes(found['disk_bytes'])} at a time, {found['out']} with them"
+    printing.print_facts(lines)
 
 
 def _predicted(report: dict[str, Any]) -> dict[str, str]:

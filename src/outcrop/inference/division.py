@@ -11,7 +11,7 @@ from outcrop.errors import BudgetError
 from outcrop.inference.steps import Step
 from outcrop.runtime import memory_tables
 from outcrop.runtime.pages import PAGE_BYTES
-from outcrop.runtime.runtime import Runtime
+from outcrop.runtime.runtime import UNLIMITED, Runtime
 
 UNLIMITED_BYTES = 4 << 30  # what is planned with where there is no budget
 _EDGE_BYTES = 56  # of one edge while its part is found and waits
@@ -140,4 +140,5 @@ def default_memory(available_bytes: int) -> int:
 
 def memory_of(runtime: Runtime) -> int:
     """Returns the budget to plan with."""
-    return min(runtime.budget.limit_bytes, UNLIMITED_BYTES)
+    limit = runtime.budget.limit_bytes
+    return UNLIMITED_BYTES if limit == UNLIMITED else limit

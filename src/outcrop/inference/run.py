@@ -10,7 +10,7 @@ import resource
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from outcrop.inference import layerwise as inferring
 from outcrop.inference.column_layer import ColumnLayer
 from outcrop.inference.columns import ColumnPlan
 from outcrop.inference.inputs import InputRows, MadeRows, StoredRows
+from outcrop.inference.predicted import predicted_bytes
 from outcrop.inference.steps import Step
 from outcrop.inference.task import InferTask
 from outcrop.inference.ways import ways_of
@@ -116,7 +117,7 @@ def run(
     graph, scored, output = task.graph, task.scored, task.output
     method, work = scored.method, _work_folder(task.out)
     with (
-        naming_smallest(limit, lambda: _needs(task, config, progress), _WHAT[method], _ADVICE[method]),
+        naming_what_is_enough(task, config, limit, progress),
         _alone_in(work),
         Runtime(limit, trace_path=trace_path, progress=progress) as runtime,
     ):
@@ -163,6 +164,17 @@ def run(
         return report
 
 
+def naming_what_is_enough(
+    task: InferTask,
+    config: SampleConfig | None,
+    limit: int,
+    progress: Progress | bool | None = None,
+) -> AbstractContextManager[None]:
+    """Names the smallest budget that would do where ``limit`` bytes are not enough for ``task``."""
+    method = task.scored.method
+    return naming_smallest(limit, lambda: _needs(task, config, progress), _WHAT[method], _ADVICE[method])
+
+
 def _work_folder(out: Path) -> Path:
     """Tells where what later layers read lies until the output is there."""
     return out.with_name(f".{out.name}.infer")
@@ -182,24 +194,13 @@ def _alone_in(work: Path) -> Iterator[None]:
 def _layerwise(task: InferTask, work: Path, report: InferReport, runtime: Runtime) -> Path:
     """Computes the layers that are missing; returns where the last one lies."""
     graph, steps, ways = task.graph, task.steps, ways_of(task, division.memory_of(runtime))
-    of_layers = [
-        [record.align_page(step.num_rows * step.output.row_bytes) for step in layer] for layer in steps
-    ]
-    sizes = [sum(layer) for layer in of_layers]
-    extra = [max((ways.disk_bytes(step) for step in layer), default=0) for layer in steps]
-    if ways.counts is not None:
-        sizes.append(edge_counts.written_bytes(graph, ways.counts))
-    report.predicted_bytes_written = sum(sizes) + sum(map(ways.disk_bytes, ways.steps))
-    report.predicted_bytes_read = ways.bytes_read(graph)
-    counts, depth = work / "counts", task.depth
+    predicted = predicted_bytes(task, ways)
+    report.predicted_bytes_read, report.predicted_bytes_written = predicted.read, predicted.written
+    counts = work / "counts"
     done = _finished(task, work)
     with manifests.naming_files(work):
         work.mkdir(exist_ok=True)
-    peak = max([a + b + c for a, b, c in zip([0, *sizes], sizes[:depth], extra, strict=False)])
-    peak += sum(sizes[depth:]) + exporting.output_bytes(
-        task.num_rows, task.out_dim, report.output, task.name_bytes
-    )
-    _check_space(task.out, peak, work)
+    _check_space(task.out, predicted.on_disk, work)
     missing = [step for layer in steps for step in layer if step not in done]
     if ways.counts is not None and missing and not edge_counts.are_there(graph, counts, ways.counts):
         edge_counts.count_edges(graph, counts, runtime, ways.counts)
