@@ -1,4 +1,4 @@
-"""The artifact of a layer's output, or of scores: one row for each node, written, opened and removed."""
+"""The artifact of a layer's output, of scores or of classes: one row for each node, written, opened and removed."""
 
 from __future__ import annotations
 
@@ -37,16 +37,19 @@ def write_rows(
     config: dict[str, Any],
     inputs: dict[str, str],
     runtime: Runtime,
+    classes: bool = False,
 ) -> Manifest:
-    """Writes ``blocks``, float32 [n, width] each, as one artifact.
+    """Writes ``blocks``, float32 [n, width] each, as one artifact; with ``classes`` int64 [n, 1], the column with the
+    highest score of each row, the first of equals.
 
     Raises:
         FormatError: ``graph``, of which they are made, was replaced meanwhile.
     """
     with manifests.publishing(out) as folder, torch.no_grad():
-        writer = ArrayWriter(runtime, folder, ROWS, "float32", (width,))
+        dtype, columns = ("int64", 1) if classes else ("float32", width)
+        writer = ArrayWriter(runtime, folder, ROWS, dtype, (columns,))
         for block in blocks:
-            writer.append(block)
+            writer.append(block.argmax(1)[:, None] if classes else block)
             runtime.progress.advance("infer", len(block))
         manifest = Manifest(FORMAT, VERSION, {ROWS: writer.finish()}, {}, config, inputs)
         graph.require_unchanged()

@@ -89,7 +89,7 @@ class ColumnLayer:
     def close(self) -> None:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def outputs(self) -> Iterator[np.ndarray]:
+    def outputs(self) -> Generator[np.ndarray, None, None]:
         """Yields float32 [n, out_dim], n nodes at a time, in order."""
         if self._nodes == 0:
             return

@@ -92,15 +92,17 @@ def blocks_of(step: Step, rows: int) -> list[tuple[int, int]]:
     return [(int(start), min(int(start) + rows, nodes)) for start in starts]
 
 
-def plan_columns(step: Step, memory: int) -> ColumnPlan | None:
-    """Returns how ``step`` is computed by columns within ``memory`` bytes; None where it cannot be: not one column of
-    all sources fits, or columns need each other, or there are types of nodes or edges.
+def plan_columns(step: Step, memory: int, held_bytes: int = 0) -> ColumnPlan | None:
+    """Returns how ``step`` is computed by columns within ``memory`` bytes, of which ``held_bytes`` are taken.
+
+    None where it cannot be: not one column of all sources fits, or columns need each other, or there are types of nodes
+    or edges.
     """
     sums = step.layer.columns
     if sums is None or step.graph.is_typed or step.to.target.num_nodes > _MOST_NODES:
         return None
     (shape,) = step.inputs.values()
-    total = memory - _fixed_bytes(memory)
+    total = memory - held_bytes - _fixed_bytes(memory)
     if not (shape.stored and shape.gapless) or total <= 0:
         return None
     chunk_bytes = memory_tables.LIST_CHUNK.bytes_of(total)

@@ -45,8 +45,8 @@ class Division:
     whole: bool
 
 
-def divide(step: Step, memory: int) -> Division:
-    """Divides ``memory`` bytes: a quarter for parts, half for spans, the rest caches.
+def divide(step: Step, memory: int, held_bytes: int = 0) -> Division:
+    """Divides ``memory`` bytes, but for ``held_bytes`` of them: a quarter for parts, half for spans, the rest caches.
 
     Raises:
         BudgetError: Not even one target with one source fits; names the smallest budget that does.
@@ -63,7 +63,7 @@ def divide(step: Step, memory: int) -> Division:
     smallest_span = per_target + min(MIN_EDGES, max(most_edges, 1)) * per_edge
 
     def available(total: int) -> int:
-        return total - _fixed_bytes(total, step)
+        return total - held_bytes - _fixed_bytes(total, step)
 
     def enough(total: int) -> bool:
         return available(total) >= 4 * (per_row + per_slot_row) and available(total) >= 2 * smallest_span

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from outcrop.inference.division import memory_of
+from outcrop.inference.division import MIN_EDGES, memory_of
 from outcrop.inference.in_order import PIECE_EDGES, lists_in_order
 from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
@@ -39,15 +39,18 @@ def written_bytes(graph: Graph, uses: bool) -> int:
     return (uses + (not graph.is_typed)) * align_page(graph.num_nodes * 4)
 
 
-def count_edges(graph: Graph, out: Path, runtime: Runtime, uses: bool = True) -> Manifest:
+def count_edges(
+    graph: Graph, out: Path, runtime: Runtime, uses: bool = True, held_bytes: int = 0
+) -> Manifest:
     """Counts edges per node, in one pass: in a graph without types ``degree`` int32 [N], edges that lead to the node
     from other nodes; where ``uses`` are wanted, ``uses`` uint32 [N], edges that lead from it.
 
-    ``uses`` is all zeros where its counters take more than a quarter of the budget: then no rows are cached.
+    ``uses`` is all zeros where its counters take more than a quarter of the budget, of which ``held_bytes`` are taken:
+    then no rows are cached.
     """
-    memory, nodes = memory_of(runtime), graph.num_nodes
+    memory, nodes = max(memory_of(runtime) - held_bytes, 0), graph.num_nodes
     block_edges = max(
-        min(memory_tables.EDGE_COUNTS.bytes_of(memory) // _COUNT_BYTES, graph.num_edges), PIECE_EDGES
+        min(memory_tables.EDGE_COUNTS.bytes_of(memory) // _COUNT_BYTES, graph.num_edges), MIN_EDGES
     )
     counted = uses and nodes * 4 <= memory_tables.USES.bytes_of(memory)
     counters = runtime.budget.empty("infer-counts", nodes * 4).view(np.uint32) if counted else None
@@ -86,8 +89,10 @@ def _degrees(
     nodes. Every page of the topology is read once.
     """
     chunk = memory_tables.READ_SCRATCH.bytes_of(memory_of(runtime))
+    # Two chunks of each of two arrays, in half of what is left.
+    chunk = min(chunk, _MOST_CHUNK_BYTES, runtime.budget.free_bytes // 8)
     rest = np.zeros(1, np.int32)  # of a target whose list comes in pieces
-    for lists in lists_in_order(graph, runtime, most_edges, most_edges, min(chunk, _MOST_CHUNK_BYTES)):
+    for lists in lists_in_order(graph, runtime, most_edges, most_edges, chunk, min(PIECE_EDGES, most_edges)):
         if counters is not None:
             _add_counts(counters, lists.col)
         degrees = np.diff(lists.without_loops().rowptr)

@@ -47,11 +47,10 @@ def export(
     """Writes rows to ``path``, in the format that its suffix names.
 
     Args:
-        rows: float32 [n, D].
+        rows: float32 [n, D]; of ``classes`` int64 [n, 1].
         ids: int64, the node of each row of the file; None = 0, 1, ...
         numbers: int64, the row of ``rows`` that is each row of the file; None = all, in order.
-        what: ``classes`` (int64, the column with the highest score, the first of equals), ``probabilities``, or the
-            rows as they are: ``logits``, ``values``, ``embeddings``.
+        what: ``probabilities``, or the rows as they are: ``classes``, ``logits``, ``values``, ``embeddings``.
         kind: Kind of labels: probabilities of ``class`` are those of one class against the others, of ``multilabel``
             those of each column.
         names: Names of the nodes, for a column ``name`` of Parquet; None = there are none.
@@ -85,9 +84,9 @@ def export(
 
 
 def _convert(block: np.ndarray, what: str, kind: str) -> np.ndarray:
-    """Returns rows as they are written; equals ``argmax``, ``softmax`` or ``sigmoid`` of torch."""
+    """Returns rows as they are written; equals ``softmax`` or ``sigmoid`` of torch."""
     if what == "classes":
-        return block.argmax(1)
+        return block[:, 0]
     if what != "probabilities":
         return block
     if kind == "multilabel":
@@ -99,7 +98,7 @@ def _convert(block: np.ndarray, what: str, kind: str) -> np.ndarray:
 def _blocks(
     rows: DiskArray, numbers: np.ndarray | None, runtime: Runtime, extra_bytes: int
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields (first row of the file, float32 [n, D]), a few MiB at a time, with ``extra_bytes`` more for each row."""
+    """Yields (first row of the file, [n, D]), a few MiB at a time, with ``extra_bytes`` more for each row."""
     limit = runtime.budget.limit_bytes
     step = max(memory_tables.EXPORT_CHUNK.bytes_of(limit) // max(rows.row_bytes + extra_bytes, 1), 1)
     if numbers is None:
@@ -111,7 +110,7 @@ def _blocks(
             wanted = numbers[start : start + step]
             out = runtime.budget.empty("export", len(wanted) * rows.row_bytes)
             source.read_rows(wanted, out)
-            yield start, out.view("<f4").reshape(len(wanted), -1)
+            yield start, out.view(rows.dtype).reshape(len(wanted), -1)
 
 
 class _Table(ABC):

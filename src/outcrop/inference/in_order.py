@@ -88,7 +88,7 @@ class Lists:
     Attributes:
         first: The first target.
         rowptr: int32 [targets + 1], from 0 on.
-        col: int32 [num_edges], sources.
+        col: int32 [num_edges], sources; int64 where a node has a number that needs it.
         begins, ends: Whether the lists begin and end here: of a target with more edges than fit, the first and the
             last piece.
     """
@@ -106,7 +106,7 @@ class Lists:
 
     def without_loops(self) -> Lists:
         """Leaves out edges from a node to itself."""
-        row = np.repeat(np.arange(self.first, self.stop, dtype=np.int32), np.diff(self.rowptr))
+        row = np.repeat(np.arange(self.first, self.stop, dtype=self.col.dtype), np.diff(self.rowptr))
         keep = self.col != row
         if keep.all():
             return self
@@ -116,16 +116,22 @@ class Lists:
 
 
 def lists_in_order(
-    graph: Graph, runtime: Runtime, most_targets: int, most_edges: int, chunk_bytes: int
+    graph: Graph,
+    runtime: Runtime,
+    most_targets: int,
+    most_edges: int,
+    chunk_bytes: int,
+    piece_edges: int = PIECE_EDGES,
 ) -> Iterator[Lists]:
     """Yields the lists of all nodes of a graph without types, in order; every page of the topology is read once.
 
     Args:
         most_targets: Targets of one :class:`Lists` at the most; each begins within a multiple of it and ends there at
             the latest.
-        most_edges: Edges of one at the most, no fewer than ``PIECE_EDGES``; a target with more than those has several
-            of as many, so that how its sources are added up does not depend on what fits.
+        most_edges: Edges of one at the most, no fewer than ``piece_edges``.
         chunk_bytes: Bytes that are read at a time, of each of both arrays.
+        piece_edges: Edges of a piece of a list that has more; by default as many whatever fits, so that how sources are
+            added up does not depend on it.
 
     Raises:
         FormatError: They lead out of the graph.
@@ -148,7 +154,7 @@ def lists_in_order(
             last = rowptr[-1:]
             if rowptr[-1] > edges or (np.diff(rowptr) < 0).any():
                 raise _damaged(arrays[0])
-            hubs = [*np.flatnonzero(np.diff(rowptr) > PIECE_EDGES).tolist(), count]
+            hubs = [*np.flatnonzero(np.diff(rowptr) > piece_edges).tolist(), count]
             at = 0
             while at < count:
                 alone = hubs[0] == at
@@ -156,8 +162,9 @@ def lists_in_order(
                 stop = at + 1 if alone else min(fitting, hubs[0])
                 hubs = hubs[alone:]
                 begin, end = int(rowptr[at]), int(rowptr[stop])
-                for start in range(begin, max(end, begin + 1), PIECE_EDGES if alone else most_edges):
-                    size = min(PIECE_EDGES if alone else most_edges, end - start)
+                most = piece_edges if alone else most_edges
+                for start in range(begin, max(end, begin + 1), most):
+                    size = min(most, end - start)
                     col = _checked(indices.take(size), arrays[1], nodes)
                     local = np.clip(rowptr[at : stop + 1] - start, 0, size).astype(np.int32)
                     yield Lists(block + at, local, col, start == begin, start + size == end)
@@ -167,6 +174,8 @@ def lists_in_order(
 def _checked(col: np.ndarray, array: DiskArray, nodes: int) -> np.ndarray:
     if len(col) and not 0 <= col.min() <= col.max() < nodes:
         raise _damaged(array)
+    if nodes > np.iinfo(np.int32).max:
+        return col.astype(np.int64, copy=False)
     return col.view(np.int32) if col.itemsize == 4 else col.astype(np.int32)
 
 

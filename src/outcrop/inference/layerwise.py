@@ -15,7 +15,7 @@ The order of additions follows from graph, model and budget alone: the same call
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -114,6 +114,7 @@ class Layer:
         rows: The rows of each node type that the step reads, by its number; they are closed by who opened them.
         counts: None where no row is wanted twice and the layer does not scale by degrees.
         device: Where it is computed.
+        held_bytes: Bytes of the budget that are taken already.
     """
 
     def __init__(
@@ -123,11 +124,12 @@ class Layer:
         counts: Counts | None,
         device: torch.device,
         runtime: Runtime,
+        held_bytes: int = 0,
     ):
         self.graph, self._step, self._runtime = step.graph, step, runtime
         self._inputs, self._device = rows, device
         memory = memory_of(runtime)
-        self.division = divide(step, memory)
+        self.division = divide(step, memory, held_bytes)
         self._scale_file = None
         self._scales: RowSource | None = None
         if step.layer.uses_degrees:
@@ -167,7 +169,7 @@ class Layer:
         for held in self._held:
             held.release()
 
-    def outputs(self) -> Iterator[np.ndarray]:
+    def outputs(self) -> Generator[np.ndarray, None, None]:
         """Yields float32 [n, out_dim], n nodes at a time, in order."""
         stopped = threading.Event()
 
@@ -356,15 +358,21 @@ class ComputedLayer(Protocol):
 
     @property
     def out_dim(self) -> int: ...
-    def outputs(self) -> Iterator[np.ndarray]: ...
+    def outputs(self) -> Generator[np.ndarray, None, None]: ...
     def close(self) -> None: ...
 
 
 def run_layer(
-    layer: ComputedLayer, out: Path, config: dict[str, Any], inputs: dict[str, str], runtime: Runtime
+    layer: ComputedLayer,
+    out: Path,
+    config: dict[str, Any],
+    inputs: dict[str, str],
+    runtime: Runtime,
+    classes: bool = False,
 ) -> Manifest:
-    """Writes the output of ``layer`` to ``out``: array ``rows``, float32 [targets, out_dim]."""
-    return write_rows(layer.graph, layer.outputs(), layer.out_dim, out, config, inputs, runtime)
+    """Writes the output of ``layer`` to ``out``: array ``rows``, float32 [targets, out_dim], or its classes."""
+    with closing(layer.outputs()) as blocks:  # its threads end before its memory goes
+        return write_rows(layer.graph, blocks, layer.out_dim, out, config, inputs, runtime, classes)
 
 
 def first_layers(model: Model, depth: int, batch: MiniBatch) -> torch.Tensor:

@@ -203,7 +203,7 @@ def _layerwise(task: InferTask, work: Path, report: InferReport, runtime: Runtim
     _check_space(task.out, predicted.on_disk, work)
     missing = [step for layer in steps for step in layer if step not in done]
     if ways.counts is not None and missing and not edge_counts.are_there(graph, counts, ways.counts):
-        edge_counts.count_edges(graph, counts, runtime, ways.counts)
+        edge_counts.count_edges(graph, counts, runtime, ways.counts, task.id_bytes)
     report.resumed_layers = len(done)
     runtime.progress.start("infer", sum(step.num_rows for layer in steps for step in layer), "nodes")
     runtime.progress.advance("infer", sum(step.num_rows for step in done))
@@ -308,14 +308,15 @@ def _run_step(
         layer: inferring.ComputedLayer
         if plan is None:
             device = next(task.model.parameters()).device
-            layer = inferring.Layer(step, rows, counts, device, runtime)
+            layer = inferring.Layer(step, rows, counts, device, runtime, task.id_bytes)
         else:
             (stored,) = rows.values()
             assert isinstance(stored, StoredRows)
             layer = ColumnLayer(step, plan, stored, counts, work / f"{step.name}.columns", runtime)
         try:
             with runtime.trace.span("infer-layer", layer=step.index):
-                inferring.run_layer(layer, work / step.name, *_expected(task, step), runtime)
+                expected = _expected(task, step)
+                inferring.run_layer(layer, work / step.name, *expected, runtime, step.classes)
         finally:
             layer.close()
     finally:
@@ -353,15 +354,15 @@ def _sampled(
     task: InferTask, work: Path, config: SampleConfig, report: InferReport, runtime: Runtime
 ) -> Path:
     graph, folder = task.graph, work / "sampled"
+    classes = task.output == "classes"
     _check_space(
         task.out,
-        record.align_page(task.num_rows * task.out_dim * 4)
+        record.align_page(task.num_rows * (8 if classes else 4 * task.out_dim))
         + exporting.output_bytes(task.num_rows, task.out_dim, report.output, task.name_bytes),
         work,
     )
-    wanted, inputs = activations.expected(
-        graph, task.digest, {"sampled": identity.sampling_fields(config)}, task.targets()
-    )
+    what = {"sampled": identity.sampling_fields(config), **({"classes": True} if classes else {})}
+    wanted, inputs = activations.expected(graph, task.digest, what, task.targets())
     if manifests.is_current(folder, activations.FORMAT, activations.VERSION, wanted, inputs):
         return folder
     with manifests.naming_files(work):
@@ -372,7 +373,7 @@ def _sampled(
         task.model.scoring() if isinstance(task.model, WholeModel) else nullcontext(),
     ):
         blocks = inferring.scores_of(_compute(task), session.batches("infer", 0))
-        activations.write_rows(graph, blocks, task.out_dim, folder, wanted, inputs, runtime)
+        activations.write_rows(graph, blocks, task.out_dim, folder, wanted, inputs, runtime, classes)
     runtime.progress.finish("infer")
     return folder
 

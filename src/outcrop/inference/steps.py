@@ -34,6 +34,7 @@ class Step:
         inputs: Rows that are read, by the number of their node type.
         wanted: Nodes that are computed, int64, ascending; None: all.
         scores: Whether the output is what the model gives at last.
+        classes: Whether of each row only the column with the highest score is kept.
     """
 
     graph: Graph
@@ -43,6 +44,7 @@ class Step:
     inputs: Mapping[int, InputShape]
     wanted: np.ndarray | None = None
     scores: bool = False
+    classes: bool = False
 
     @property
     def name(self) -> str:
@@ -52,9 +54,10 @@ class Step:
     @property
     def what(self) -> str | dict[str, Any]:
         """Returns what the artifact says that it holds."""
+        kept = {"classes": True} if self.classes else {}
         if not self.graph.is_typed:
-            return f"layer {self.index}"
-        return {"layer": self.index, "node_type": self.to.target.name, "scores": self.scores}
+            return {"layer": self.index, **kept} if kept else f"layer {self.index}"
+        return {"layer": self.index, "node_type": self.to.target.name, "scores": self.scores, **kept}
 
     @property
     def num_rows(self) -> int:
@@ -69,6 +72,8 @@ class Step:
     @property
     def output(self) -> InputShape:
         """Returns the size of the output, which is read by the next layer."""
+        if self.classes:
+            return InputShape(self.num_rows, 8, 1, "int64")
         width = self.layer.out_dim
         return InputShape(self.num_rows, 4 * width, width, "float32")
 
@@ -82,12 +87,14 @@ class OutputRequest:
 
     Attributes:
         scores: Whether scores are wanted, not embeddings.
+        classes: Whether of these only the highest of each row is wanted.
     """
 
     node_type: NodeType
     depth: int
     scores: bool
     ids: np.ndarray | None = None
+    classes: bool = False
 
 
 @torch.no_grad()
@@ -112,7 +119,8 @@ def steps_of(graph: Graph, model: Model | TypedModel, wanted: OutputRequest) -> 
             )
             inputs = {number: shapes[number] for number in sorted(read)}
             ids = wanted.ids if last else None
-            steps.append(Step(graph, index, to, layer, inputs, ids, last and wanted.scores))
+            ends = last and wanted.scores, last and wanted.classes
+            steps.append(Step(graph, index, to, layer, inputs, ids, *ends))
         shapes = {step.to.target.number: step.output for step in steps}
         found.append(tuple(steps))
     return tuple(found)

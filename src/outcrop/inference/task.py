@@ -71,7 +71,8 @@ class InferTask:
     def steps(self) -> Steps:
         """Returns what is computed layer by layer."""
         assert not isinstance(self.model, WholeModel)
-        wanted = OutputRequest(self.node_type, self.depth, self.output != "embeddings", self.wanted)
+        scores, classes = self.output != "embeddings", self.output == "classes"
+        wanted = OutputRequest(self.node_type, self.depth, scores, self.wanted, classes)
         return steps_of(self.graph, self.model, wanted)
 
     @property

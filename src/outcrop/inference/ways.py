@@ -59,19 +59,20 @@ def ways_of(task: InferTask, memory: int) -> Ways:
     plans: dict[Step, ColumnPlan | None] = {}
     whole = True
     for step in (step for layer in task.steps for step in layer):
-        plans[step] = _by_columns(step, memory, memory - task.id_bytes) if on_cpu else None
+        plans[step] = _by_columns(step, memory, task.id_bytes) if on_cpu else None
         if plans[step] is None:
-            whole = divide(step, memory).whole and whole
+            whole = divide(step, memory, task.id_bytes).whole and whole
     degrees = any(step.layer.uses_degrees for step in plans)
     return Ways(plans, not whole if degrees or not whole else None)
 
 
-def _by_columns(step: Step, memory: int, free: int) -> ColumnPlan | None:
-    plan = plan_columns(step, free)
-    if plan is None or plan.passes == 1:
+def _by_columns(step: Step, memory: int, id_bytes: int) -> ColumnPlan | None:
+    plan = plan_columns(step, memory, id_bytes)
+    # For all nodes nothing moves less than one pass.
+    if plan is None or (plan.passes == 1 and step.wanted is None):
         return plan
     try:
-        by_spans = transferred_bytes(step, divide(step, memory))
+        by_spans = transferred_bytes(step, divide(step, memory, id_bytes))
     except BudgetError:
         return plan
     return plan if plan.bytes_read + plan.bytes_written <= by_spans else None
