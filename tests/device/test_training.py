@@ -83,9 +83,9 @@ def test_paranoid_sees_the_rows_that_the_gpu_has(made, mode, gpu, monkeypatch):
     def damaged(self, see, buffer):
         self.arrived.synchronize()
         with self.gpu.on_stream(self.stream):
-            here = self.rows[0].cpu()
+            here = self.there[0].cpu()
             here.view(torch.uint8)[7, 5] ^= 8
-            self.rows[0].copy_(here)
+            self.there[0].copy_(here)
         visit(self, see, buffer)
 
     monkeypatch.setattr(_OnGpu, "visit_rows", damaged)

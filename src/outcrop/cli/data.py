@@ -177,6 +177,8 @@ def _facts(about: dict[str, Any]) -> dict[str, object]:
     for one in about.get("graph", {}).get("edge_types", ()):
         key = " ".join(str(one.get(part)) for part in ("source", "relation", "target"))
         facts[f"edges {key!r}"] = one.get("num_edges")
+    if isinstance(few := about.get("attributes", {}).get("quantised"), dict):
+        facts["features in few bits"] = f"{few.get('dtype')}, a scale for each {few.get('scale')}"
     names = about.get("attributes", {}).get("class_names")
     if names:
         shown = [

@@ -17,6 +17,9 @@ ScaleOf = Literal["column", "row"]
 SCALES: tuple[ScaleOf, ...] = ("column", "row")
 
 
+_SCALE_OF: dict[str, ScaleOf] = {"uint4": "column"}  # where none is named; int8 has one only where one is
+
+
 def _scale_problem(dtype: str | None, scale: str | None, what: str) -> str | None:
     """Says what is wrong with the scale of features in few bits; None where nothing is."""
     if scale not in (None, *SCALES):
@@ -106,6 +109,12 @@ class ImportConfig:
             problems.append(f"split index {self.split_index} is negative")
         if problems:
             raise ArgumentError("; ".join(problems))
+        self._fill_scale()
+
+    def _fill_scale(self) -> None:
+        """Names the scale that features in few bits have where none is named: both spellings are the same import."""
+        if self.feature_dtype in QUANTISED_DTYPES and self.scale is None:
+            object.__setattr__(self, "scale", "column")
 
     def _problems_of_features(self) -> list[str]:
         problems, known = [], (*FEATURE_DTYPES, *QUANTISED_DTYPES)
@@ -190,6 +199,7 @@ class GenerateConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
+        object.__setattr__(self, "scale", self.scale or _SCALE_OF.get(self.dtype))
         problems = []
         fractions = (self.train_fraction, self.valid_fraction, self.test_fraction)
         if self.kind not in ("sbm", "rmat", "typed"):

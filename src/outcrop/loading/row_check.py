@@ -21,7 +21,7 @@ from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import row_layout
 from outcrop.store.graph import Graph
 from outcrop.store.graph_types import RowFile, name_of
-from outcrop.store.row_sums import open_row_sums
+from outcrop.store.row_sums import open_row_sums, row_sums_folder
 
 if TYPE_CHECKING:
     from outcrop.loading.transfer import BatchInTransfer
@@ -112,8 +112,9 @@ class RowCheck:
             return f"the file cannot be read again ({error.strerror}): make the graph again, or fetch it"
         if len(there) < size or _core.crc32c(there) != self._sums[number][row]:
             return (
-                "the file has been changed since its rows got their checksums: outcrop verify says what else is; copy "
-                "the file anew or make the graph again"
+                "the file has been changed since its rows got their checksums, or these are wrong: outcrop verify says "
+                f"whether the graph is right. If it is, remove {row_sums_folder(self._graph)}, which is made anew, "
+                "else copy the file anew or make the graph again"
             )
         bits = int(np.unpackbits(there ^ found).sum())
         return (

@@ -661,4 +661,12 @@ def open_graph(path: Path | str) -> Graph:
     """
     path = Path(path)
     with manifests.opening(path, FORMAT, VERSIONS) as manifest:
-        return Graph(path, manifest)
+        graph = Graph(path, manifest)
+        few_bits = version_for(manifest.attributes) == QUANTISED_VERSION
+        if few_bits != (manifest.version == QUANTISED_VERSION):
+            features = "in few bits" if few_bits else "not in few bits"
+            raise FormatError(
+                f"{path} is of version {manifest.version}, and its features are {features}: its manifest was changed "
+                "by hand; import the graph again"
+            )
+        return graph

@@ -98,6 +98,16 @@ def exists(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
+def format_of(folder: Path) -> str | None:
+    """Returns the format that the manifest of ``folder`` names; None where there is none that can be read."""
+    try:
+        found = json.loads((folder / MANIFEST).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    name = found.get("format") if isinstance(found, dict) else None
+    return name if isinstance(name, str) else None
+
+
 def read(folder: Path, format: str, versions: Versions) -> Manifest:
     """Reads and checks the manifest of an artifact of the given format.
 

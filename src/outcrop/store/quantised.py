@@ -156,8 +156,15 @@ class RowDecoder:
                 f"{path}: checksum is {crc:08x}, the manifest says {self._spec.crc32c:08x}: the file was damaged after "
                 f"it was written; remove {self._folder} and make it again"
             )
-        if not np.isfinite(found).all():
-            raise FormatError(f"{path} has a scale or an offset that is not finite: import the graph again")
+        scale, offset = found.reshape(2, columns)
+        largest = (1 << self.quantisation.bits) - 1
+        with np.errstate(over="ignore"):
+            values = (largest * scale.astype(np.float64) + offset).astype(np.float32)
+        if not (np.isfinite(found).all() and np.isfinite(values).all()):
+            raise FormatError(
+                f"{path} has a scale or an offset that is not finite, or gives values that are not: import the graph "
+                "again"
+            )
         return found.reshape(2, columns)
 
     def values(self, rows: np.ndarray, workers: _core.WorkerPool) -> np.ndarray:

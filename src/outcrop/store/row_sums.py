@@ -11,13 +11,14 @@ from __future__ import annotations
 import errno
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 import outcrop._core as _core
-from outcrop.errors import ChecksumError, IoError
+from outcrop.errors import ArgumentError, ChecksumError, IoError
 from outcrop.runtime import memory_tables
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
@@ -70,8 +71,8 @@ def _current(graph: Graph, files: Sequence[RowFile], folder: Path) -> Manifest |
     if not manifests.is_current(folder, FORMAT, VERSION, {}, {"graph": graph.digest()}):
         return None
     found = manifests.read(folder, FORMAT, VERSION)
-    wanted = {file.array + ROW_SUMS: (file.num_rows,) for file in files}
-    there = {name: spec.shape for name, spec in found.arrays.items()}
+    wanted = {file.array + ROW_SUMS: ((file.num_rows,), "uint32") for file in files}
+    there = {name: (spec.shape, spec.dtype) for name, spec in found.arrays.items()}
     return found if wanted.items() <= there.items() else None
 
 
@@ -83,15 +84,28 @@ def _mapped(runtime: Runtime, folder: Path, spec: ArraySpec) -> np.ndarray:
         table.close()
 
 
-def _make(graph: Graph, files: Sequence[RowFile], folder: Path, runtime: Runtime) -> None:
+def _check_place(graph: Graph, folder: Path) -> None:
+    """Raises an error where the checksums would replace something else, or cannot be written."""
+    if folder.is_symlink() and not folder.exists():
+        raise ArgumentError(f"{folder} is a symbolic link that leads nowhere: remove it (--paranoid)")
+    if (kind := manifests.format_of(folder)) not in (None, FORMAT):
+        raise ArgumentError(
+            f"{folder} is in the way of the checksums of the rows of {graph.path.name} (--paranoid), and is of format "
+            f"{kind}: move it to another place"
+        )
     if not os.access(folder.parent, os.W_OK | os.X_OK):
         raise IoError(
             errno.EACCES,
             f"{folder.parent} is not writable, where the checksums of the rows of {graph.path.name} would be kept "
             "(--paranoid): let it be written once, or leave --paranoid out",
         )
+
+
+def _make(graph: Graph, files: Sequence[RowFile], folder: Path, runtime: Runtime) -> None:
+    _check_place(graph, folder)
     arrays: dict[str, ArraySpec] = {}
     with (
+        _naming_remedy(graph, files),
         runtime.task(_TASK, sum(file.data_bytes for file in files), "bytes"),
         manifests.publishing(folder) as work,
     ):
@@ -107,6 +121,22 @@ def _make(graph: Graph, files: Sequence[RowFile], folder: Path, runtime: Runtime
                 rows.close()
         graph.require_unchanged()
         manifests.write(work, Manifest(FORMAT, VERSION, arrays=arrays, inputs={"graph": graph.digest()}))
+
+
+@contextmanager
+def _naming_remedy(graph: Graph, files: Sequence[RowFile]) -> Iterator[None]:
+    """Says what can be done where the disk is full."""
+    try:
+        yield
+    except IoError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        needed = sum(4 * file.num_rows for file in files)
+        raise IoError(
+            errno.ENOSPC,
+            f"{error.strerror}; the checksums of the rows of {graph.path.name} (--paranoid) take {needed} bytes: free "
+            "some space, or leave --paranoid out",
+        ) from None
 
 
 def _sum_rows(rows: SequentialRows, writer: ArrayWriter, runtime: Runtime) -> None:

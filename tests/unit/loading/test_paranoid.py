@@ -5,7 +5,9 @@ Flips are planted where rows lie or pass; without ``paranoid`` the same flip goe
 
 from __future__ import annotations
 
+import errno
 import re
+import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +22,7 @@ import typer.main as typer_main
 import outcrop
 from outcrop.cli.main import app
 from outcrop.config import CPU, SampleConfig
-from outcrop.errors import ChecksumError, CorruptionError, IoError
+from outcrop.errors import ArgumentError, ChecksumError, CorruptionError, IoError
 from outcrop.loading import session, transfer
 from outcrop.loading.modes import (
     MODES,
@@ -304,6 +306,42 @@ def test_a_place_that_cannot_be_written_is_named(
 ) -> None:
     monkeypatch.setattr(row_sums.os, "access", lambda *_: False)
     with pytest.raises(IoError, match=r"is not writable, where the checksums .* leave --paranoid out"):
+        row_sums.open_row_sums(graph, make_runtime(threads=1))
+
+
+def test_what_lies_where_they_would_be_is_kept(graph: Graph, make_runtime) -> None:
+    place = row_sums.row_sums_folder(graph)
+    shutil.copytree(graph.path, place)
+    with pytest.raises(ArgumentError, match=r"in the way .* is of format outcrop.graph: move it"):
+        row_sums.open_row_sums(graph, make_runtime(threads=1))
+    assert outcrop.open_graph(place).num_nodes == graph.num_nodes
+    shutil.rmtree(place)
+    place.symlink_to(place.parent / "nowhere")
+    with pytest.raises(ArgumentError, match="leads nowhere: remove it"):
+        row_sums.open_row_sums(graph, make_runtime(threads=1))
+    assert not (place.parent / "nowhere").exists()
+
+
+def test_a_table_of_another_type_is_made_anew(graph: Graph, make_runtime) -> None:
+    runtime = make_runtime(threads=1)
+    (right,) = row_sums.open_row_sums(graph, runtime)
+    path = row_sums.row_sums_folder(graph) / "manifest.json"
+    path.write_text(path.read_text().replace("uint32", "float32"))
+    (again,) = row_sums.open_row_sums(graph, runtime)
+    assert again.dtype == np.uint32
+    assert np.array_equal(again, right)
+
+
+def test_a_full_disk_is_named_with_what_to_do(
+    graph: Graph, make_runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise IoError(errno.ENOSPC, "cannot write 2400 bytes: No space left on device")
+
+    monkeypatch.setattr(row_sums.ArrayWriter, "append", full)
+    with pytest.raises(
+        IoError, match=rf"take {4 * graph.num_nodes} bytes: free some space, or leave --paranoid"
+    ):
         row_sums.open_row_sums(graph, make_runtime(threads=1))
 
 

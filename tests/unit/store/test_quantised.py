@@ -191,6 +191,46 @@ def test_scales_that_are_not_finite_are_refused(graph: Path) -> None:
         verify_artifact(graph, runtime)
 
 
+def test_scales_whose_values_overflow_are_refused(graph: Path) -> None:
+    scales = np.full(10, 3e38, np.float32)
+    path = graph / "manifest.json"
+    content = json.loads(path.read_text())
+    content["arrays"]["features_scale"]["crc32c"] = _core.crc32c(scales.view(np.uint8))
+    path.write_text(json.dumps(content))
+    with (graph / "features_scale.bin").open("r+b") as file:
+        file.write(scales.tobytes())
+    with Runtime() as runtime, pytest.raises(FormatError, match="gives values that are not"):
+        verify_artifact(graph, runtime)
+
+
+@pytest.mark.parametrize("version", [1, 3])
+def test_the_version_says_whether_there_are_few_bits(tmp_path: Path, graph: Path, version: int) -> None:
+    if version == 3:  # of a graph without any
+        edges = np.stack([np.arange(9), np.roll(np.arange(9), 1)])
+        x = np.ones((9, 2), np.float32)
+        graph = oc.import_graph(edges, tmp_path / "plain.oc", features=x, progress=False).path
+    path = graph / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": version}))
+    with pytest.raises(
+        FormatError, match=rf"is of version {version}, and its features are .*import the graph again"
+    ):
+        open_graph(graph)
+
+
+def test_a_type_without_nodes_has_scales() -> None:
+    """Of no value at all: least and most are infinite, as they were before the first."""
+    ranges = np.stack([np.full(3, np.inf, np.float32), np.full(3, -np.inf, np.float32)])
+    _core.scales_of_ranges(ranges, 8)
+    assert ranges.tolist() == [[0, 0, 0], [0, 0, 0]]
+
+
+def test_the_default_scale_is_the_same_when_it_is_named() -> None:
+    for dtype in ("int8", "uint4"):
+        assert oc.ImportConfig(feature_dtype=dtype) == oc.ImportConfig(feature_dtype=dtype, scale="column")
+    assert oc.GenerateConfig(dtype="uint4") == oc.GenerateConfig(dtype="uint4", scale="column")
+    assert oc.GenerateConfig(dtype="int8") != oc.GenerateConfig(dtype="int8", scale="column")
+
+
 def test_what_knows_no_few_bits_refuses_the_version(graph: Path) -> None:
     """Earlier releases read versions 1 and 2 of graphs, by this check."""
     from outcrop.store import manifest as manifests
