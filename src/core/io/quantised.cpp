@@ -91,7 +91,7 @@ uint8_t code_of(float value, Scale by, unsigned largest) {
 }  // namespace
 
 Scale scale_of(float least, float most, unsigned largest_code) {
-  if (!(least <= most)) return {};  // no value was seen
+  if (!(least <= most)) return {};    // no value was seen
   const float offset = least + 0.0F;  // no negative zero
   const double range = static_cast<double>(most) - least;
   if (range == 0.0) return {0.0F, offset};

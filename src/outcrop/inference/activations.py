@@ -32,24 +32,23 @@ def expected(
 def write_rows(
     graph: Graph,
     blocks: Iterable[np.ndarray],
-    width: int,
+    width: int | None,
     out: Path,
     config: dict[str, Any],
     inputs: dict[str, str],
     runtime: Runtime,
-    classes: bool = False,
 ) -> Manifest:
-    """Writes ``blocks``, float32 [n, width] each, as one artifact; with ``classes`` int64 [n, 1], the column with the
-    highest score of each row, the first of equals.
+    """Writes ``blocks``, float32 [n, width] each, as one artifact; without a width int64 [n, 1]: of each row the column
+    with the highest score, the first of equals.
 
     Raises:
         FormatError: ``graph``, of which they are made, was replaced meanwhile.
     """
     with manifests.publishing(out) as folder, torch.no_grad():
-        dtype, columns = ("int64", 1) if classes else ("float32", width)
+        dtype, columns = ("int64", 1) if width is None else ("float32", width)
         writer = ArrayWriter(runtime, folder, ROWS, dtype, (columns,))
         for block in blocks:
-            writer.append(block.argmax(1)[:, None] if classes else block)
+            writer.append(block.argmax(1)[:, None] if width is None else block)
             runtime.progress.advance("infer", len(block))
         manifest = Manifest(FORMAT, VERSION, {ROWS: writer.finish()}, {}, config, inputs)
         graph.require_unchanged()

@@ -372,7 +372,8 @@ def run_layer(
 ) -> Manifest:
     """Writes the output of ``layer`` to ``out``: array ``rows``, float32 [targets, out_dim], or its classes."""
     with closing(layer.outputs()) as blocks:  # its threads end before its memory goes
-        return write_rows(layer.graph, blocks, layer.out_dim, out, config, inputs, runtime, classes)
+        width = None if classes else layer.out_dim
+        return write_rows(layer.graph, blocks, width, out, config, inputs, runtime)
 
 
 def first_layers(model: Model, depth: int, batch: MiniBatch) -> torch.Tensor:

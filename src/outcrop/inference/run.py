@@ -373,7 +373,8 @@ def _sampled(
         task.model.scoring() if isinstance(task.model, WholeModel) else nullcontext(),
     ):
         blocks = inferring.scores_of(_compute(task), session.batches("infer", 0))
-        activations.write_rows(graph, blocks, task.out_dim, folder, wanted, inputs, runtime, classes)
+        width = None if classes else task.out_dim
+        activations.write_rows(graph, blocks, width, folder, wanted, inputs, runtime)
     runtime.progress.finish("infer")
     return folder
 
