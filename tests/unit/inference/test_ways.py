@@ -40,18 +40,18 @@ def test_a_few_nodes_do_not_read_the_whole_input(tmp_path: Path, make_runtime, n
 @pytest.mark.parametrize("listed", [False, True])
 def test_what_is_said_to_be_enough_is_enough(tmp_path: Path, make_runtime, name: str, listed: bool) -> None:
     """Counting edges, too, and where the nodes that were asked for are held."""
-    graph, model = trained(tmp_path, make_runtime(), name, 20_000, layers=2)
-    nodes = np.arange(20_000)[::-1].copy() if listed else "all"  # 24 bytes each are held of these
+    graph, model = trained(tmp_path, make_runtime(), name, 5_000, layers=2)
+    nodes = np.arange(5_000)[::-1].copy() if listed else "all"
     options = {"model": model, "out": tmp_path / "out.npy", "nodes": nodes}
     done = 0
-    for kib in (*(() if listed else range(500, 1300, 100)), 1500, 1750, 2000, 2300, 2600, 3000):
+    for kib in (700, 1000, 2000) if listed else (500, 550, 600, 700):
         try:
             dry_run(graph, {**options, "memory": kib << 10})
         except BudgetError:
             continue
         outcrop.infer(graph, **options, memory=kib << 10)
         done += 1
-    assert done > 4
+    assert done > 1
 
 
 @pytest.mark.parametrize("memory", ["64MiB", "3MiB"])
