@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from outcrop.nn import checkpoint as checkpoints
 from outcrop.nn.checkpoint import Checkpoint, Meta
+from outcrop.nn.convs import GINConv
 from outcrop.nn.models import Model, build_model
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
@@ -85,6 +86,16 @@ def a_model(
             if parameter.dim() == 1:
                 torch.nn.init.normal_(parameter, std=0.3)
     return model.eval()
+
+
+def a_conv(name: str, width: int, out: int) -> torch.nn.Module:
+    """A layer alone, of torch_geometric."""
+    if name != "gin":
+        return a_model(name, width, 3, hidden=out).convs[0]
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        network = torch.nn.Sequential(torch.nn.Linear(width, 9), torch.nn.ReLU(), torch.nn.Linear(9, out))
+        return GINConv(network, eps=0.3)
 
 
 def save(folder: Path, graph: Graph, name: str, model: Model, **changes: object) -> Path:

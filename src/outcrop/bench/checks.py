@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -60,17 +60,22 @@ def run(folder: Path, setting: Setting, log: Log) -> dict[str, Any]:
         "setting": plain(setting),
         "cases": cases,
         "columns": ["work", "processor time", "without checks", "cost", "clock", "without checks"],
-        "rows": [
-            [
-                name,
-                *(f"{c[kind]['cpu_seconds']:.3f} s" for kind in graphs),
-                f"{c['cost']:+.1%}",
-                *(f"{c[kind]['seconds']:.2f} s" for kind in graphs),
-            ]
-            for name, c in cases.items()
-        ],
+        "rows": rows_of(cases, tuple(graphs)),
         "says": f"medians of {setting.rounds} rounds; cost is the median of the rounds' ratios of processor times",
     }
+
+
+def rows_of(cases: Mapping[str, dict[str, Any]], kinds: Sequence[str]) -> list[list[str]]:
+    """Returns a row of the table for each case of :func:`compare`, whose turns are called ``kinds``."""
+    return [
+        [
+            name,
+            *(f"{case[kind]['cpu_seconds']:.3f} s" for kind in kinds),
+            f"{case['cost']:+.1%}",
+            *(f"{case[kind]['seconds']:.2f} s" for kind in kinds),
+        ]
+        for name, case in cases.items()
+    ]
 
 
 def without_checks(graph: Path, out: Path) -> Path:

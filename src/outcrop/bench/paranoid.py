@@ -17,7 +17,7 @@ from typing import Any
 from outcrop.api.prepare import PrepareOptions
 from outcrop.api.prepare import prepare_with_report as prepare
 from outcrop.api.train import train
-from outcrop.bench.checks import compare
+from outcrop.bench.checks import compare, rows_of
 from outcrop.bench.epoch import Log, Setting, ensure_graph, plain
 from outcrop.config import Limits, ModelConfig, SampleConfig, TrainConfig, as_fanouts
 from outcrop.loading.modes import Mode, mode_with
@@ -67,15 +67,7 @@ def run(folder: Path, setting: Setting, log: Log, modes: Sequence[str] = MODES) 
         "cases": cases,
         "checksums": made,
         "columns": ["work", "processor time", "without --paranoid", "cost", "clock", "without --paranoid"],
-        "rows": [
-            [
-                name,
-                *(f"{c[kind]['cpu_seconds']:.3f} s" for kind in (_WITH, _WITHOUT)),
-                f"{c['cost']:+.1%}",
-                *(f"{c[kind]['seconds']:.2f} s" for kind in (_WITH, _WITHOUT)),
-            ]
-            for name, c in cases.items()
-        ],
+        "rows": rows_of(cases, (_WITH, _WITHOUT)),
         "says": f"medians of {setting.rounds} rounds; cost is the median of the rounds' ratios of processor times; "
         f"making the checksums once took {made['seconds']:.2f} s and {made['bytes']} bytes",
     }

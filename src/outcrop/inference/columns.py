@@ -267,4 +267,4 @@ def _transferred(
     elif own is OwnRows.INPUT:
         read += sum(align_page((stop - start) * shape.row_bytes) for start, stop in blocks)
     disk = _FLOAT * padded(nodes) * (stored + (sums.width if len(cuts) > 1 else 0))
-    return read, disk + align_page(step.num_rows * step.output.row_bytes), disk
+    return read, disk + step.output_bytes, disk

@@ -10,7 +10,6 @@ from outcrop.inference import export as exporting
 from outcrop.inference.task import InferTask
 from outcrop.inference.ways import Ways, ways_of
 from outcrop.runtime.runtime import Runtime
-from outcrop.store import record
 
 
 @dataclass(frozen=True)
@@ -31,9 +30,7 @@ class PredictedBytes:
 def predicted_bytes(task: InferTask, ways: Ways) -> PredictedBytes:
     """Counts what ``ways`` of the steps of ``task`` read, write, and keep until later layers have read it."""
     steps = task.steps
-    sizes = [
-        sum(record.align_page(step.num_rows * step.output.row_bytes) for step in layer) for layer in steps
-    ]
+    sizes = [sum(step.output_bytes for step in layer) for layer in steps]
     scratch = [max((ways.disk_bytes(step) for step in layer), default=0) for layer in steps]
     counts = 0 if ways.counts is None else edge_counts.written_bytes(task.graph, ways.counts)
     output = exporting.output_bytes(task.num_rows, task.out_dim, task.output, task.name_bytes)
@@ -87,7 +84,7 @@ def facts(task: InferTask, batch_size: int | None, limit: int) -> dict[str, Any]
         if graph.is_typed:
             one["node_type"] = step.to.target.name
         if plan is None:
-            passes, read, written = None, None, record.align_page(step.num_rows * step.output.row_bytes)
+            passes, read, written = None, None, step.output_bytes
         else:
             passes, read, written = plan.passes, plan.bytes_read, plan.bytes_written
         by = "spans" if plan is None else "columns"

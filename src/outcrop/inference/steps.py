@@ -21,6 +21,7 @@ from outcrop.nn.models import Model
 from outcrop.nn.typed import TypedModel
 from outcrop.store.graph import Graph
 from outcrop.store.graph_types import ListsTo, NodeType
+from outcrop.store.record import align_page
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +77,11 @@ class Step:
             return InputShape(self.num_rows, 8, 1, "int64")
         width = self.layer.out_dim
         return InputShape(self.num_rows, 4 * width, width, "float32")
+
+    @property
+    def output_bytes(self) -> int:
+        """Counts the bytes of the file of the output."""
+        return align_page(self.num_rows * self.output.row_bytes)
 
 
 Steps = tuple[tuple[Step, ...], ...]  # of each layer, first layer first

@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from infer_support import a_model, as_float, odd_edges, odd_graph, reference
+from infer_support import a_conv, a_model, as_float, odd_edges, odd_graph, reference
 from outcrop.errors import ChecksumError, FormatError
 from outcrop.inference import activations, edge_counts
 from outcrop.inference.column_layer import ColumnLayer
@@ -21,21 +21,11 @@ from outcrop.inference.in_order import PIECE_EDGES, lists_in_order
 from outcrop.inference.inputs import StoredRows
 from outcrop.inference.layerwise import run_layer
 from outcrop.inference.steps import OutputRequest, Step, steps_of
-from outcrop.nn.convs import GINConv
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
 
 MODELS = ("sage", "gcn", "gat", "gin")
 PAGE = 4096
-
-
-def a_conv(name: str, width: int, out: int) -> torch.nn.Module:
-    if name != "gin":
-        return a_model(name, width, 3, hidden=out).convs[0]
-    with torch.random.fork_rng():
-        torch.manual_seed(4)
-        network = torch.nn.Sequential(torch.nn.Linear(width, 9), torch.nn.ReLU(), torch.nn.Linear(9, out))
-        return GINConv(network, eps=0.3)
 
 
 def in_cuts(

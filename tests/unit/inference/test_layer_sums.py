@@ -10,21 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infer_support import a_model
+from infer_support import a_conv, a_model
 from outcrop.errors import ArgumentError
 from outcrop.inference import layer_sums
-from outcrop.nn.convs import GINConv
 
 MODELS = ("sage", "gcn", "gat", "transformer", "gin")
-
-
-def a_conv(name: str, width: int, out: int) -> torch.nn.Module:
-    if name != "gin":
-        return a_model(name, width, 3, hidden=out).convs[0]
-    with torch.random.fork_rng():
-        torch.manual_seed(4)
-        network = torch.nn.Sequential(torch.nn.Linear(width, 9), torch.nn.ReLU(), torch.nn.Linear(9, out))
-        return GINConv(network, eps=0.3)
 
 
 def in_parts(
