@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from outcrop.errors import FormatError, IoError
+from outcrop.runtime import system
 from outcrop.runtime.parsing import parse_json
 from outcrop.store import manifest as manifests
 from outcrop.store import run as runs
@@ -56,7 +57,7 @@ def _describe_unfinished(path: Path) -> dict[str, Any]:
         "path": str(path),
         "format": "outcrop.run",
         "version": parse_json((path / RUN_FILE).read_bytes())["version"],
-        "bytes": sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
+        "bytes": system.bytes_of_files(path),
         "attributes": {
             "graph": str(info.graph_path(path)),
             "stages": "none is finished: outcrop prepare again goes on",

@@ -37,7 +37,7 @@ from outcrop.loading.needs import CountedBatches
 from outcrop.loading.row_check import RowCheck
 from outcrop.nn.typed import TypedModel
 from outcrop.rows import disk_rows
-from outcrop.runtime import memory_tables
+from outcrop.runtime import memory_tables, system
 from outcrop.runtime.progress import Progress
 from outcrop.runtime.runtime import Runtime
 from outcrop.runtime.smallest_budget import SMALLER_BATCHES, naming_smallest
@@ -332,7 +332,7 @@ def _run_step(
 
 def _check_space(out: Path, needed: int, work: Path) -> None:
     """Raises IoError where the disk cannot hold what will be written."""
-    held = sum(f.stat().st_size for f in work.rglob("*") if f.is_file()) if work.is_dir() else 0
+    held = system.bytes_of_files(work)
     free = shutil.disk_usage(out.parent).free
     if needed - held > free:
         raise IoError(

@@ -28,6 +28,23 @@ def outcrop_command(*arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", "outcrop", *arguments]
 
 
+def bytes_of_files(folder: Path, but: Path | None = None) -> int:
+    """Counts the bytes of all files within ``folder`` while others may write there: a file that is gone before it is
+    looked at counts nothing.
+
+    Args:
+        folder: Links to folders are not followed; a folder that is not there holds nothing.
+        but: A folder within it that is left out.
+    """
+    total = 0
+    for place, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if Path(place, name) != but]
+        for name in files:
+            with suppress(FileNotFoundError):
+                total += Path(place, name).stat().st_size
+    return total
+
+
 def available_memory() -> int:
     """Counts the bytes that this process could still use, cached files that would be dropped for it included.
 

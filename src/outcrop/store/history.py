@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from outcrop.config import SampleConfig
 from outcrop.errors import FormatError, OutcropError, OutcropWarning, naming_files
-from outcrop.runtime import machine
+from outcrop.runtime import machine, system
 from outcrop.runtime.parsing import parse_json
 from outcrop.runtime.recorder import Recorder, thinned
 from outcrop.runtime.runtime import UNLIMITED, Runtime
@@ -101,8 +101,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def disk_bytes(run: Path) -> int:
     """Counts the bytes of all files of the run; its history is not counted."""
-    history = run / FOLDER
-    return sum(f.stat().st_size for f in run.rglob("*") if f.is_file() and history not in f.parents)
+    return system.bytes_of_files(run, but=run / FOLDER)
 
 
 def _number(path: Path) -> int:

@@ -24,6 +24,7 @@ import numpy as np
 
 import outcrop._core as _core
 from outcrop.errors import IoError, naming_files
+from outcrop.runtime import system
 from outcrop.runtime.parsing import parse_json
 from outcrop.runtime.progress import Progress
 from outcrop.store import manifest as manifests
@@ -91,7 +92,7 @@ class RangeCopy:
         """
         work, total, counts = self._work, sum(size.whole for size in self._files.values()), CopyCounts()
         free = shutil.disk_usage(work).free
-        there = sum(path.stat().st_size for path in work.rglob("*") if path.is_file())
+        there = system.bytes_of_files(work)
         if total - there > free:
             raise IoError(
                 errno.ENOSPC, f"{work} has room for {free} bytes, {total - there} are to come: free some"

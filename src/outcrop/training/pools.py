@@ -351,7 +351,7 @@ class Pools:
             made = prepare_described(self._pool(number), runtime, self._topology)
         session = self._open(self._pool(number).name, runtime, device)
         self._current = number
-        disk = sum(f.stat().st_size for f in self._pool(number).rglob("*") if f.is_file())
+        disk = system.bytes_of_files(self._pool(number))
         waited = time.monotonic() - started
         record = PoolRecord(number, number * self._config.epochs, waited, disk, self.budget.concurrent)
         if made is not None:

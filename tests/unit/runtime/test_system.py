@@ -11,6 +11,7 @@ import pytest
 from artifact_support import child_environment
 from outcrop.api.graph import generate_graph
 from outcrop.config import GenerateConfig
+from outcrop.runtime import system
 
 MIB = 1 << 20
 HOLES = """
@@ -84,3 +85,23 @@ def test_a_stage_leaves_nothing_to_the_next(tmp_path: Path) -> None:
     if kept < 80 * MIB:
         pytest.skip("this C library returns what is freed at once")
     assert left < 32 * MIB
+
+
+def test_bytes_of_files_that_others_write_and_remove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "left out").mkdir()
+    for name, size in (("a", 10), ("kept/b", 200), ("kept/renamed", 3000), ("left out/c", 40_000)):
+        (tmp_path / name).write_bytes(bytes(size))
+    (tmp_path / "link").symlink_to(tmp_path / "left out")
+    assert system.bytes_of_files(tmp_path) == 43_210
+    assert system.bytes_of_files(tmp_path, but=tmp_path / "left out") == 3_210
+    assert system.bytes_of_files(tmp_path / "nowhere") == 0
+    stat = Path.stat
+
+    def renamed_before(path: Path, **options: bool) -> object:
+        if path.name == "renamed":
+            path.unlink()
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", renamed_before)
+    assert system.bytes_of_files(tmp_path, but=tmp_path / "left out") == 210
