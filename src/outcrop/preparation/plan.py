@@ -27,8 +27,6 @@ from outcrop.store.manifest import Manifest
 from outcrop.store.placement import FORMAT, VERSIONS
 from outcrop.store.samples import SampleSet
 
-_TEST_SHARE = 4
-
 
 def expected(graph: Graph, samples: SampleSet, config: PlanConfig) -> tuple[dict, dict[str, str]]:
     """Returns config and input digests of the artifact that :func:`plan` would write."""
@@ -118,9 +116,9 @@ def packs_test(test_batches: int, train_batches: int) -> bool:
     """Tells whether batches of test nodes, which are needed once, are packed where no disk space is named.
 
     Reading their rows one by one takes several times as long as packing them with the others, but nobody asked for a
-    disk full of them: they may be a quarter of the training batches of all epochs.
+    disk full of them: they may be as many as the training batches of all epochs, and so take half of the run.
     """
-    return 0 < _TEST_SHARE * test_batches <= train_batches
+    return 0 < test_batches <= train_batches
 
 
 def packed_batches(samples: SampleSet, config: PlanConfig) -> np.ndarray:

@@ -53,9 +53,9 @@ def popularity(sample_set: SampleSet, splits: tuple[str, ...], num_nodes: int) -
 
 
 def with_few_test_batches(sample_set: SampleSet, splits: tuple[str, ...]) -> tuple[str, ...]:
-    """By default batches of test nodes are packed where they are a quarter of those of training at the most."""
+    """By default batches of test nodes are packed where they are no more than those of training."""
     test, train = (len(sample_set.groups[split].all_batches()) for split in ("test", "train"))
-    return (*splits, "test") if splits == ("train", "valid") and 4 * test <= train else splits
+    return (*splits, "test") if splits == ("train", "valid") and test <= train else splits
 
 
 def hottest(counts: np.ndarray) -> np.ndarray:
@@ -233,7 +233,7 @@ def test_many_test_batches_are_not_packed(made, tmp_path):
     few = planned(graph, tmp_path, runtime, sample_set, PlanConfig())
     assert {*sample_set.groups["test"].all_batches()} <= {*few.packed_batches.tolist()}
     groups = sample_set.groups
-    fewer = 4 * len(groups["test"].all_batches()) - 1
+    fewer = len(groups["test"].all_batches()) - 1
     assert 0 < fewer < len(groups["train"].all_batches())
     groups["train"] = replace(groups["train"], epochs=1, per_epoch=fewer)
     many = packed_batches(sample_set, PlanConfig())
