@@ -12,6 +12,8 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,6 +23,8 @@ import torch
 
 from outcrop.api.graph import generate_graph
 from outcrop.bench.epoch import Log, Setting, ensure_graph, plain
+from outcrop.bench.kept import Kept
+from outcrop.bench.origin import source_revision
 from outcrop.bench.process import CommandResult, outcrop
 from outcrop.config import ALLOWANCE_BYTES, format_bytes
 from outcrop.errors import OutcropError
@@ -31,6 +35,7 @@ from outcrop.store.graph import Graph, open_graph
 MODELS, LAYERS = ("sage", "gcn", "gat"), (2, 3)
 _UNLIMITED = "1TiB"
 _VALID_SHARE = 0.6  # of the nodes, where evaluation is measured
+_BATCH_PARTS = 2  # so much smaller are its batches, since the numbers of the nodes take memory too
 
 
 def run(
@@ -42,18 +47,13 @@ def run(
 ) -> dict[str, Any]:
     """Infers with each model and number of layers, and evaluates a large validation split."""
     graph = open_graph(ensure_graph(folder, setting.shape, log))
+    kept = Kept(folder / "infer.json", {"revision": source_revision(), **plain(setting)})
+    evaluation = kept.measured("evaluation", lambda: evaluate(folder, setting, log))
     cases = []
-    for model in models:
-        for depth in layers:
-            turns: dict[str, list[dict[str, Any]]] = {"memory": [], "capped": []}
-            checkpoint = _checkpoint(folder / "bench-infer.ckpt", graph, replace(setting, model=model), depth)
-            for turn in range(setting.rounds):
-                for name, found in turns.items():
-                    log(f"round {turn + 1}/{setting.rounds}: {model}, {depth} layers, {name}")
-                    memory = setting.memory if name == "capped" else None
-                    found.append(_infer(graph, checkpoint, folder / f"bench-infer-{name}.npy", memory))
-            cases.append(_case(model, depth, graph, turns, folder))
-    evaluation = evaluate(folder, setting, log)
+    for model, depth in product(models, layers):
+        of_model = replace(setting, model=model)
+        compare = partial(_compare, folder, graph, of_model, depth, log)
+        cases.append(kept.measured(f"{model}, {depth} layers", compare))
     return {
         "experiment": "infer",
         "setting": plain(setting),
@@ -87,6 +87,18 @@ def run(
         "says": f"evaluation: {evaluation['valid_seconds_per_seed'] * 1e6:.1f} us a seed, training: "
         f"{evaluation['train_seconds_per_seed'] * 1e6:.1f} us, {evaluation['against_training']:.2f}x",
     }
+
+
+def _compare(folder: Path, graph: Graph, setting: Setting, layers: int, log: Log) -> dict[str, Any]:
+    """Infers in memory and within the budget, in turn."""
+    turns: dict[str, list[dict[str, Any]]] = {"memory": [], "capped": []}
+    checkpoint = _checkpoint(folder / "bench-infer.ckpt", graph, setting, layers)
+    for turn in range(setting.rounds):
+        for name, found in turns.items():
+            log(f"round {turn + 1}/{setting.rounds}: {setting.model}, {layers} layers, {name}")
+            memory = setting.memory if name == "capped" else None
+            found.append(_infer(graph, checkpoint, folder / f"bench-infer-{name}.npy", memory))
+    return _case(setting.model, layers, graph, turns, folder)
 
 
 def _checkpoint(folder: Path, graph: Graph, setting: Setting, layers: int) -> Path:
@@ -189,7 +201,7 @@ def evaluate(folder: Path, setting: Setting, log: Log) -> dict[str, Any]:
     graph, trace = open_graph(path), folder / "bench-infer.jsonl"
     train, valid = (graph.spec(name).shape[0] for name in ("train", "valid"))
     command: list[str | Path] = ["train", path, "--mode", "online", "--model", setting.model]
-    command += ["--fanouts", setting.fanouts, "--batch-size", str(setting.batch_size)]
+    command += ["--fanouts", setting.fanouts, "--batch-size", str(setting.batch_size // _BATCH_PARTS)]
     command += ["--hidden", str(setting.hidden), "--epochs", "2", "--memory", str(setting.memory)]
     limits: dict[str, int | None] = {}
     seconds: dict[str, list[float]] = {"train.epoch": [], "train.validate": []}

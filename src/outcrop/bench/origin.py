@@ -18,7 +18,7 @@ def origin(experiment: str) -> dict[str, Any]:
     return {
         "experiment": experiment,
         "machine": machine.describe(),
-        "revision": _revision(),
+        "revision": source_revision(),
         "command": command_line(sys.argv),
     }
 
@@ -37,7 +37,7 @@ def command_line(arguments: list[str]) -> str:
     return shlex.join([*(("python", arguments[0]) if script else ("outcrop",)), *kept])
 
 
-def _revision() -> str | None:
+def source_revision() -> str | None:
     """Returns the git revision of the source tree, where this runs from one."""
     done = subprocess.run(
         ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"],

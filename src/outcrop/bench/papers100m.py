@@ -8,7 +8,6 @@ goes on with the next one. ``--nodes`` makes everything smaller in proportion, t
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable
@@ -20,17 +19,17 @@ import numpy as np
 from numpy.lib.format import open_memmap
 
 from outcrop.bench.epoch import ALLOWANCE_BYTES, Log
+from outcrop.bench.kept import Kept
 from outcrop.bench.process import outcrop
 from outcrop.config import format_bytes
 from outcrop.errors import OutcropError
 from outcrop.store.graph import open_graph
-from outcrop.store.manifest import write_atomic
 
 NODES, EDGES = 111_059_956, 1_615_685_872
 TRAIN, VALID, TEST = 1_207_179, 125_265, 214_338
 FEATURES, DTYPE, ITEM_BYTES, CLASSES = 128, "float16", 2, 172
 MEMORY = 4 << 30
-HIDDEN = 64  # activations of all nodes lie on disk while predictions are made
+HIDDEN = 16  # activations of all nodes lie on disk while predictions are made: so 70 GB hold everything
 _CHUNK = 1 << 24  # edges that are written at a time
 
 
@@ -67,23 +66,17 @@ class _Steps:
 
     def __init__(self, folder: Path, size: Size, log: Log):
         self.folder, self.size, self._log = folder, size, log
-        self._file = folder / "papers100m.json"
-        known: dict[str, Any] = json.loads(self._file.read_text()) if self._file.is_file() else {}
-        identity = {"nodes": size.nodes, "fanouts": size.fanouts, "batch_size": size.batch_size}
-        self._kept = known if known.get("size") == identity else {"size": identity, "steps": {}}
+        self._kept = Kept(folder / "papers100m.json", {**vars(size), "hidden": HIDDEN})
 
     def path(self, name: str) -> Path:
         return self.folder / f"papers100m-{self.size.nodes}{name}"
 
     def step(self, name: str, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Returns what step ``name`` gave, before or now."""
-        steps: dict[str, dict[str, Any]] = self._kept["steps"]
-        if name not in steps:
-            self._log(name)
-            steps[name] = run()
-            write_atomic(self._file, json.dumps(self._kept, indent=1).encode())
-            self._log(f"{name}: {steps[name]['seconds']:.1f} s")
-        return steps[name]
+        self._log(name)
+        found = self._kept.measured(name, run)
+        self._log(f"{name}: {found['seconds']:.1f} s")
+        return found
 
     def command(self, *arguments: str | Path) -> dict[str, Any]:
         """Runs a command in the budget, under the kernel's limit.

@@ -14,24 +14,24 @@ same command goes on where it was stopped.
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from itertools import product
+from functools import partial
+from itertools import islice, product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from outcrop.bench.epoch import ALLOWANCE_BYTES, Log, ensure_graph
 from outcrop.bench.graphs import GraphShape
+from outcrop.bench.kept import Kept
 from outcrop.bench.process import outcrop
 from outcrop.errors import OutcropError
 from outcrop.runtime.machine import read_rates
-from outcrop.store.manifest import write_atomic
 
 AUTO = "auto"
 WAYS: dict[str, list[str]] = {
@@ -127,15 +127,10 @@ def cells(seed: int = 0) -> Iterator[Cell]:
 
 def run(folder: Path, count: int, rounds: int, log: Log) -> dict[str, Any]:
     """Measures the first ``count`` cells, those that were measured before as they were."""
-    kept = folder / "regimes.json"
-    done: dict[str, Any] = json.loads(kept.read_text()) if kept.is_file() else {}
-    chosen = [cell for cell, _ in zip(cells(), range(count), strict=False)]
-    for number, cell in enumerate(chosen):
-        if cell.name not in done:
-            log(f"cell {number + 1} of {len(chosen)}: {cell.name}")
-            done[cell.name] = _measure(folder, cell, rounds, log)
-            write_atomic(kept, json.dumps(done, indent=1).encode())
-    found = {cell.name: done[cell.name] for cell in chosen}
+    kept, found = Kept(folder / "regimes.json", {"rounds": rounds}), {}
+    for number, cell in enumerate(islice(cells(), count)):
+        log(f"cell {number + 1} of {count}: {cell.name}")
+        found[cell.name] = kept.measured(cell.name, partial(_measure, folder, cell, rounds, log))
     return {"experiment": "regimes", "factors": {k: list(v) for k, v in _FACTORS.items()}, **summary(found)}
 
 
