@@ -221,6 +221,7 @@ class Table:
 TABLES = {
     "first": Table(REFERENCE, first, brief=True),
     "epoch": Table(REFERENCE, modes),
+    "new-batches": Table("new-batches.json"),
     "demo": Table("demo.json", demo),
     "epoch-baselines": Table("epoch-baselines.json", modes),
     "epoch-10m": Table("epoch-10m.json", modes, command="outcrop bench epoch --nodes 10000000 --cap 0.21"),

@@ -94,7 +94,7 @@ def run(folder: Path, setting: Setting, caps: Sequence[float], log: Log) -> dict
         "says": "preparing: "
         + ", ".join(f"{name} {seconds / base:.2f}x" for name, seconds in samplers.items())
         + f"; {median(first):.1f} s from the command to the first batch; "
-        + "; ".join(f"{case['chosen']}" for case in cases.values()),
+        + "; ".join(dict.fromkeys(str(case["chosen"]) for case in cases.values())),
     }
 
 
