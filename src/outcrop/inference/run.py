@@ -293,6 +293,22 @@ def _inputs(task: InferTask, work: Path, step: Step, runtime: Runtime) -> dict[i
     return found
 
 
+@contextmanager
+def _computing_beside_reading(by_columns: bool) -> Iterator[None]:
+    """Has torch compute with a thread less, where a layer is computed by columns: blocks are small, and while its
+    threads wait for each other at the end of every operation they leave no core to those that read and write.
+    """
+    threads = torch.get_num_threads()
+    if not by_columns:
+        yield
+        return
+    torch.set_num_threads(max(threads - 1, 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _run_step(
     task: InferTask,
     work: Path,
@@ -314,7 +330,10 @@ def _run_step(
             assert isinstance(stored, StoredRows)
             layer = ColumnLayer(step, plan, stored, counts, work / f"{step.name}.columns", runtime)
         try:
-            with runtime.trace.span("infer-layer", layer=step.index):
+            with (
+                runtime.trace.span("infer-layer", layer=step.index),
+                _computing_beside_reading(plan is not None),
+            ):
                 expected = _expected(task, step)
                 inferring.run_layer(layer, work / step.name, *expected, runtime, step.classes)
         finally:

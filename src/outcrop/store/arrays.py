@@ -90,7 +90,8 @@ def hold(runtime: Runtime, tag: str, nbytes: int, fill: Callable[[np.ndarray], N
 class ArrayWriter:
     """Appends rows to one array file; ``finish`` pads it, syncs it and returns its spec.
 
-    Where a runtime only measures, the file stays empty.
+    One half of its buffer is written while the other is filled: a write that fails raises IoError with the next one,
+    or in ``finish``. Where a runtime only measures, the file stays empty.
 
     Args:
         folder: Where the file ``<name>.bin`` is created.
@@ -121,7 +122,11 @@ class ArrayWriter:
         self._sums: ArrayWriter | None = None
         if page_sums:
             self._sums = ArrayWriter(runtime, folder, name + PAGE_SUMS, "uint32", buffer_bytes=PAGE_BYTES)
-        self._buffer = runtime.budget.empty("write-buffer", size // PAGE_BYTES * PAGE_BYTES)
+        pages = size // PAGE_BYTES
+        held = runtime.budget.empty("write-buffer", pages * PAGE_BYTES)
+        half = pages // 2 * PAGE_BYTES
+        self._buffer, self._other = (held[:half], held[half : 2 * half]) if half else (held, held)
+        self._writing: _core.IoJob | None = None  # what the other half holds
         self._filled = self._written = self._crc = 0
         self._file = self._io.open(str(folder / self._file_name), _core.OpenMode.create)
         self._close = weakref.finalize(self, self._io.close, self._file)
@@ -153,20 +158,31 @@ class ArrayWriter:
             crcs = np.empty(pages, np.uint32)
             _core.crc32c_pages(self._buffer[: pages * PAGE_BYTES], crcs)
             self._sums.append(crcs)
-        self._io.write(self._file, self._written, self._buffer[:count])
+        self._wait()
+        at, length, first = (np.array([number]) for number in (self._written, count, 0))
+        self._writing = self._io.submit_writes(self._file, at, length, self._buffer, first)
+        self._buffer, self._other = self._other, self._buffer
+        if self._buffer is self._other:
+            self._wait()
         self._written += count
         self._filled = 0
+
+    def _wait(self) -> None:
+        if self._writing is not None:
+            self._writing.wait()
+            self._writing = None
 
     def finish(self) -> ArraySpec:
         if self._filled:
             self._flush(self._filled)
+        self._wait()
         data_bytes = self._written
         file_bytes = -(-data_bytes // PAGE_BYTES) * PAGE_BYTES
         if file_bytes > data_bytes and not self._measures:
             self._io.write(self._file, data_bytes, np.zeros(file_bytes - data_bytes, np.uint8))
         self._io.drop_cache(self._file)
         self._close()
-        self._buffer = np.zeros(0, np.uint8)
+        self._buffer = self._other = np.zeros(0, np.uint8)
         rows = data_bytes // self._row_bytes if self._row_bytes else 0
         return ArraySpec(
             self._file_name, self._dtype, (rows, *self._row_shape), self._row_bytes, self._crc, file_bytes

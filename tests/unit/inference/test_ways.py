@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import outcrop
 from infer_support import a_model, odd_graph, save
 from outcrop.api.infer import dry_run
 from outcrop.errors import BudgetError
+from outcrop.inference import column_sums
 from outcrop.inference.in_order import Lists
 from outcrop.store import arrays
 from outcrop.store.graph import Graph
@@ -104,3 +106,28 @@ def test_classes_alone_are_kept_of_the_last_layer(
     if method == "layerwise":
         assert classes.layers[0]["output_bytes"] == 8 * 3000
         assert classes.bytes_written < scores.bytes_written
+
+
+def test_columns_are_computed_with_a_thread_less(
+    tmp_path: Path, make_runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And only while a layer is computed: what comes afterwards has all threads."""
+    graph, model = trained(tmp_path, make_runtime(), "sage", 4_000)
+    found = set()
+    add = column_sums._Sage.add
+
+    def counting(*arguments) -> None:
+        found.add((threading.current_thread().name, torch.get_num_threads()))
+        add(*arguments)
+
+    monkeypatch.setattr(column_sums._Sage, "add", counting)
+    before = torch.get_num_threads()
+    try:
+        for threads in (3, 1):
+            found.clear()
+            torch.set_num_threads(threads)
+            outcrop.infer(graph, model=model, out=tmp_path / f"{threads}.npy", memory="64MiB")
+            assert found == {("infer-compute", max(threads - 1, 1))}
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
