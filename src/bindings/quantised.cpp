@@ -77,11 +77,13 @@ void bind_quantised(nb::module_& m) {
         check_length("out", out.shape(0), rows.shape(0));
         check_length("a row", rows.shape(1), shape.row_bytes());
         nb::gil_scoped_release release;
-        dequantise_rows(workers, shape, reinterpret_cast<const std::byte*>(rows.data()), rows.shape(0),
-                        columns_of(scales), out.data());
+        return dequantise_rows(workers, shape, reinterpret_cast<const std::byte*>(rows.data()), rows.shape(0),
+                               columns_of(scales), out.data());
       },
       "workers"_a, "rows"_a, "bits"_a, "scales"_a, "out"_a,
-      "out = float32(float64(codes) * float64(scale) + float64(offset)).");
+      "out = float32(float64(codes) * float64(scale) + float64(offset)). Returns the first row whose own "
+      "scale and offset "
+      "give a value that is not finite, the number of rows where there is none.");
 }
 
 }  // namespace outcrop

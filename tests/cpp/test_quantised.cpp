@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -82,6 +83,40 @@ TEST(Quantised, ScalesOfOddRanges) {
     const Scale found = scale_of(least, kMost, 255);
     EXPECT_TRUE(std::isfinite(static_cast<float>(255.0 * found.scale + found.offset)));
   }
+}
+
+// Rows of 8 or 4 bits whose own scale was changed, wherever the work is cut between threads: the first is told.
+TEST(Quantised, TellsTheFirstRowWithoutFiniteValues) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity(),
+                  kMost = std::numeric_limits<float>::max();
+  const float nan = std::nanf("");
+  const Scale wrong[] = {{nan, 0},       {0, nan},        {kInfinity, 0},
+                         {0, kInfinity}, {1, -kInfinity}, {-kInfinity, kInfinity},
+                         {kMost, 0},     {-1, -kMost * 2}};
+  WorkerPool workers(3);
+  for (const unsigned bits : {4U, 8U}) {
+    const QuantisedShape shape{2000, bits, true};
+    constexpr size_t kRows = 200;
+    const std::vector<float> values = some_values(kRows * shape.columns);
+    std::vector<std::byte> right(kRows * shape.row_bytes());
+    quantise_rows(shape, values.data(), kRows, {}, right.data());
+    std::vector<float> out(values.size());
+    EXPECT_EQ(dequantise_rows(workers, shape, right.data(), kRows, {}, out.data()), kRows);
+    for (const Scale& by : wrong)
+      for (const size_t first : {size_t{0}, size_t{1}, size_t{77}, kRows - 1}) {
+        std::vector<std::byte> rows = right;
+        for (const size_t row : {first, (first + kRows) / 2, kRows - 1})
+          std::memcpy(rows.data() + row * shape.row_bytes(), &by, sizeof by);
+        EXPECT_EQ(dequantise_rows(workers, shape, rows.data(), kRows, {}, out.data()), first);
+      }
+    const Scale largest{kMost / static_cast<float>(shape.most()) / 2, kMost / 2};
+    std::memcpy(right.data(), &largest, sizeof largest);
+    EXPECT_EQ(dequantise_rows(workers, shape, right.data(), kRows, {}, out.data()), kRows);
+  }
+  const float nothing = nan;  // scales of columns are looked at where they are opened
+  const std::byte code{};
+  float value = 0;
+  EXPECT_EQ(dequantise_rows(workers, {1, 8, false}, &code, 1, {&nothing, &nothing}, &value), 1U);
 }
 
 TEST(Quantised, RefusesWhatIsNoShape) {

@@ -1,6 +1,7 @@
 #include "io/quantised.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -15,6 +16,12 @@ constexpr size_t kGrainBytes = size_t{64} << 10;  // of values that a thread tak
 constexpr size_t kTile = 512;                     // codes that are unpacked at a time, an even number
 
 double value_of(double code, Scale by) { return code * by.scale + by.offset; }
+
+// Whether all codes have finite values. Those between 0 and the largest lie between its value and the offset, and an offset
+// that is not finite leaves no value that is.
+bool is_finite(Scale by, unsigned largest) {
+  return std::isfinite(static_cast<float>(value_of(largest, by)));
+}
 
 // Codes of 4 bits, from `codes` on, to a byte each.
 OUTCROP_INLINE void unpack(const uint8_t* codes, size_t n, uint8_t* out) {
@@ -43,14 +50,17 @@ struct WideScales {
   const double* offset;
 };
 
-OUTCROP_EVERY_ISA void dequantise_block(const QuantisedShape& shape, const uint8_t* rows, size_t begin,
-                                        size_t end, const WideScales& wide, float* out) {
+// Returns the first row without finite values, `end` where there is none.
+OUTCROP_EVERY_ISA size_t dequantise_block(const QuantisedShape& shape, const uint8_t* rows, size_t begin,
+                                          size_t end, const WideScales& wide, float* out) {
   const size_t row_bytes = shape.row_bytes(), head = shape.head_bytes();
   uint8_t tile[kTile];
+  size_t wrong = end;
   for (size_t i = begin; i < end; ++i) {
     const uint8_t* row = rows + i * row_bytes;
     Scale by{};
     if (shape.by_row) std::memcpy(&by, row, sizeof by);
+    if (!is_finite(by, shape.most())) wrong = std::min(wrong, i);
     const uint8_t* codes = row + head;
     float* to = out + i * shape.columns;
     for (size_t first = 0; first < shape.columns; first += kTile) {
@@ -66,6 +76,7 @@ OUTCROP_EVERY_ISA void dequantise_block(const QuantisedShape& shape, const uint8
         values_by_column(from, n, wide.scale + first, wide.offset + first, to + first);
     }
   }
+  return wrong;
 }
 
 void check(const QuantisedShape& shape, const ColumnScales& columns) {
@@ -100,8 +111,7 @@ Scale scale_of(float least, float most, unsigned largest_code) {
   auto scale = static_cast<float>(wanted);
   if (scale < std::numeric_limits<float>::min() && static_cast<double>(scale) < wanted)
     scale = std::nextafter(scale, kInfinity);
-  if (!std::isfinite(static_cast<float>(value_of(largest_code, {scale, offset}))))
-    scale = std::nextafter(scale, 0.0F);
+  if (!is_finite({scale, offset}, largest_code)) scale = std::nextafter(scale, 0.0F);
   return {scale, offset};
 }
 
@@ -140,8 +150,8 @@ void quantise_rows(const QuantisedShape& shape, const float* values, size_t n, c
   }
 }
 
-void dequantise_rows(WorkerPool& workers, const QuantisedShape& shape, const std::byte* rows, size_t n,
-                     const ColumnScales& columns, float* out) {
+size_t dequantise_rows(WorkerPool& workers, const QuantisedShape& shape, const std::byte* rows, size_t n,
+                       const ColumnScales& columns, float* out) {
   check(shape, columns);
   std::vector<double> scale, offset;
   if (!shape.by_row) {
@@ -150,8 +160,16 @@ void dequantise_rows(WorkerPool& workers, const QuantisedShape& shape, const std
   }
   const WideScales wide{scale.data(), offset.data()};
   const auto* bytes = reinterpret_cast<const uint8_t*>(rows);
+  std::atomic<size_t> wrong = n;
   workers.split(n, std::max<size_t>(kGrainBytes / (shape.columns * sizeof(float)), 1),
-                [&](size_t begin, size_t end) { dequantise_block(shape, bytes, begin, end, wide, out); });
+                [&](size_t begin, size_t end) {
+                  const size_t found = dequantise_block(shape, bytes, begin, end, wide, out);
+                  if (found == end) return;
+                  size_t least = wrong.load();
+                  while (found < least && !wrong.compare_exchange_weak(least, found)) {
+                  }
+                });
+  return wrong;
 }
 
 }  // namespace outcrop

@@ -47,8 +47,9 @@ void widen_ranges(const float* values, size_t n, size_t columns, float* least, f
 void quantise_rows(const QuantisedShape& shape, const float* values, size_t n, const ColumnScales& columns,
                    std::byte* out);
 
-// Writes the values of n rows to `out`, [n][columns].
-void dequantise_rows(WorkerPool& workers, const QuantisedShape& shape, const std::byte* rows, size_t n,
-                     const ColumnScales& columns, float* out);
+// Writes the values of n rows to `out`, [n][columns]. Returns the first row whose own scale and offset give a value that is
+// not finite, as files have them that were changed by hand; n where there is none, or rows have no scale of their own.
+size_t dequantise_rows(WorkerPool& workers, const QuantisedShape& shape, const std::byte* rows, size_t n,
+                       const ColumnScales& columns, float* out);
 
 }  // namespace outcrop

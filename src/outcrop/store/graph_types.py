@@ -250,4 +250,5 @@ def row_files_of(
 def _decoder_of(of: NodeType | EdgeType, arrays: Mapping[str, ArraySpec], folder: Path) -> RowDecoder | None:
     if not isinstance(of, NodeType) or of.quantisation is None:
         return None
-    return RowDecoder(of.quantisation, folder, arrays.get(of.array(SCALES_ARRAY)))
+    file = arrays[of.array(FEATURES)].file
+    return RowDecoder(of.quantisation, folder, arrays.get(of.array(SCALES_ARRAY)), file)

@@ -26,6 +26,7 @@ ATTRIBUTE = "quantised"  # of a graph without types, or of a node type: what is 
 SCALES_ARRAY = "features_scale"  # float32 [2, columns]: scale and offset of each column
 _ALIGNMENT = 64  # bytes
 _HEAD_BYTES = 8  # of a row with a scale and an offset of its own
+_SEARCHED_BYTES = 1 << 20  # of a file at a time, when an error has to name a row
 
 
 @dataclass(frozen=True)
@@ -128,10 +129,11 @@ class RowDecoder:
         quantisation: How they are stored.
         folder: Folder of the graph.
         spec: Array of the scales of columns; None: rows have their own.
+        file: Name of the file of the rows in ``folder``.
     """
 
-    def __init__(self, quantisation: Quantisation, folder: Path, spec: ArraySpec | None):
-        self.quantisation, self._folder, self._spec = quantisation, folder, spec
+    def __init__(self, quantisation: Quantisation, folder: Path, spec: ArraySpec | None, file: str):
+        self.quantisation, self._folder, self._spec, self._file = quantisation, folder, spec, file
 
     @cached_property
     def scales(self) -> np.ndarray:
@@ -156,11 +158,7 @@ class RowDecoder:
                 f"{path}: checksum is {crc:08x}, the manifest says {self._spec.crc32c:08x}: the file was damaged after "
                 f"it was written; remove {self._folder} and make it again"
             )
-        scale, offset = found.reshape(2, columns)
-        largest = (1 << self.quantisation.bits) - 1
-        with np.errstate(over="ignore"):
-            values = (largest * scale.astype(np.float64) + offset).astype(np.float32)
-        if not (np.isfinite(found).all() and np.isfinite(values).all()):
+        if not (np.isfinite(found).all() and np.isfinite(self._largest_values(*found.reshape(2, columns))).all()):
             raise FormatError(
                 f"{path} has a scale or an offset that is not finite, or gives values that are not: import the graph "
                 "again"
@@ -177,10 +175,76 @@ class RowDecoder:
 
         Returns:
             A new array, aligned as models want their input (:func:`outcrop.nn.sparse.as_input`).
+
+        Raises:
+            FormatError: A row has a scale and an offset of its own that give a value that is not finite.
         """
         out = _aligned(len(rows), self.quantisation.columns)
-        _core.dequantise_rows(workers, np.ascontiguousarray(rows), self.quantisation.bits, self.scales, out)
+        rows = np.ascontiguousarray(rows)
+        wrong = _core.dequantise_rows(workers, rows, self.quantisation.bits, self.scales, out)
+        if wrong < len(rows):
+            raise self.refusal(rows[wrong])
         return out
+
+    def first_wrong(self, rows: np.ndarray) -> int:
+        """Finds the first row with a scale and an offset of its own that give a value that is not finite.
+
+        Equals ``np.flatnonzero(~np.isfinite(largest_code * scale + offset))[0]``, which is rounded to float32.
+
+        Args:
+            rows: uint8 [n, row_bytes], as they lie on disk.
+
+        Returns:
+            Its position; n where there is none, or columns have scales.
+        """
+        if self.quantisation.scale == "column":
+            return len(rows)
+        heads = np.ascontiguousarray(rows[:, :_HEAD_BYTES]).view("<f4")
+        wrong = np.flatnonzero(~np.isfinite(self._largest_values(heads[:, 0], heads[:, 1])))
+        return int(wrong[0]) if len(wrong) else len(rows)
+
+    def refusal(self, row: np.ndarray, number: int | None = None) -> FormatError:
+        """Returns the error of a row that :meth:`first_wrong` finds.
+
+        Args:
+            row: uint8 [row_bytes], as it was read.
+            number: Which it is in the file; None: the file is searched for the first with its bytes.
+        """
+        number = self._row_of(row) if number is None else number
+        scale, offset = row[:_HEAD_BYTES].view("<f4")
+        path = self._folder / self._file
+        what = f"has scale {scale} and offset {offset}, which give values that are not finite"
+        if number is None:
+            return FormatError(
+                f"a row that was read for {path} {what}, and the file has no such row here: records of a run, or a file "
+                "in a store, were changed after they were written; prepare the run again, or fetch the graph again"
+            )
+        return FormatError(
+            f"{path}: row {number} {what}: the file was changed after it was made, or another program made it; import "
+            "the graph again"
+        )
+
+    def _row_of(self, row: np.ndarray) -> int | None:
+        """Searches the file for a row; None: it has none that is equal, or cannot be read."""
+        step = max(_SEARCHED_BYTES // len(row), 1)
+        try:
+            with (self._folder / self._file).open("rb") as file:
+                first = 0
+                while block := file.read(step * len(row)):
+                    rows = np.frombuffer(block[: len(block) // len(row) * len(row)], np.uint8).reshape(-1, len(row))
+                    found = np.flatnonzero((rows == row).all(1))
+                    if len(found):
+                        return first + int(found[0])
+                    first += len(rows)
+        except OSError:
+            return None
+        return None
+
+    def _largest_values(self, scale: np.ndarray, offset: np.ndarray) -> np.ndarray:
+        """Returns the values of the largest code, float32."""
+        largest = (1 << self.quantisation.bits) - 1
+        with np.errstate(over="ignore", invalid="ignore"):
+            return (largest * scale.astype(np.float64) + offset).astype(np.float32)
 
 
 def _aligned(rows: int, columns: int) -> np.ndarray:

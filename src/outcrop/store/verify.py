@@ -17,12 +17,13 @@ from outcrop.store.arrays import DiskArray
 from outcrop.store.elsewhere import read_elsewhere
 from outcrop.store.graph import FORMAT as GRAPH_FORMAT
 from outcrop.store.graph import UNKNOWN_MULTILABEL, Graph, has_types, open_graph, paged_arrays
-from outcrop.store.graph_types import EdgeType, NodeType
+from outcrop.store.graph_types import EdgeType, NodeType, RowFile
 from outcrop.store.manifest import PAGE_SUMS, Manifest
-from outcrop.store.quantised import problem_of_quantisation, quantisation_of
+from outcrop.store.quantised import RowDecoder, problem_of_quantisation, quantisation_of
 from outcrop.store.remote import without_keys
 
 _BLOCK_ROWS = 1 << 17
+_BLOCK_BYTES = 1 << 20  # of rows of features
 
 
 def verify_artifact(path: Path | str, runtime: Runtime) -> dict[str, Any]:
@@ -96,6 +97,7 @@ def _verify_graph(graph: Graph, runtime: Runtime) -> None:
     for rows in graph.row_files:
         if rows.decoder is not None:
             _ = rows.decoder.scales  # which checks them
+            _verify_row_scales(graph, rows, rows.decoder, runtime)
     if graph.has("edge_weight"):
         _verify_weights(graph, runtime)
 
@@ -184,6 +186,20 @@ def _verify_range(
         if ascending and (block[0] <= last or (block[1:] <= block[:-1]).any()):
             raise FormatError(f"{array.path}: node ids do not rise near row {start}")
         last = int(block[-1])
+
+
+def _verify_row_scales(graph: Graph, rows: RowFile, decoder: RowDecoder, runtime: Runtime) -> None:
+    if decoder.quantisation.scale == "column" or graph.is_left(rows):
+        return
+    array = graph.open_rows(runtime, rows)
+    step = max(_BLOCK_BYTES // rows.row_bytes, 1)
+    try:
+        for start in range(0, rows.num_rows, step):
+            block = array.read("verify", start, min(start + step, rows.num_rows))
+            if (wrong := decoder.first_wrong(block)) < len(block):
+                raise decoder.refusal(block[wrong], start + wrong)
+    finally:
+        array.close()
 
 
 def _verify_weights(graph: Graph, runtime: Runtime) -> None:

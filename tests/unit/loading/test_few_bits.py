@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,15 @@ import pytest
 import torch
 
 import outcrop as oc
-from outcrop.errors import BudgetError
+from outcrop import _core
+from outcrop.errors import BudgetError, FormatError
 from outcrop.loading.modes import MODES, Mode, Partition
 from outcrop.loading.open import open_session
 from outcrop.pyg import NeighborLoader, open_data, stores
 from outcrop.runtime.runtime import Runtime
-from outcrop.store.graph import Graph
+from outcrop.store.graph import Graph, open_graph
+from outcrop.store.manifest import PAGE_SUMS
+from outcrop.store.verify import add_page_sums, verify_artifact
 from quantised_reference import FEW_BITS, any_features, dequantised, stored_rows
 from run_support import skewed_edges
 
@@ -183,6 +187,96 @@ def test_inference_gives_what_it_gives_of_the_values(made, tmp_path: Path) -> No
     assert np.allclose(*found.pop(("layerwise", "1MiB")), rtol=1e-4, atol=1e-5)
     for few, plain in found.values():
         assert np.array_equal(few.view(np.uint32), plain.view(np.uint32))
+
+
+WRONG_HEADS = [(np.nan, 0.0), (1.0, np.inf), (np.float32(3e38), 3e38)]
+
+
+def change_row(graph: Path, row: int, head: tuple[float, float]) -> None:
+    """Gives a row another scale and offset, with checksums that fit."""
+    path = graph / "manifest.json"
+    raw = json.loads(path.read_text())
+    spec = raw["arrays"]["features"]
+    data = np.fromfile(graph / spec["file"], np.uint8)
+    used = data[: spec["shape"][0] * spec["stride_bytes"]]
+    used.reshape(spec["shape"][0], -1)[row, :8] = np.array(head, "<f4").view(np.uint8)
+    data.tofile(graph / spec["file"])
+    spec["crc32c"] = _core.crc32c(used)
+    del raw["arrays"]["features" + PAGE_SUMS]
+    path.write_text(json.dumps(raw))
+    add_page_sums_of(graph)
+
+
+def add_page_sums_of(graph: Path) -> None:
+    with Runtime() as runtime:
+        assert add_page_sums(graph, runtime) == ["features"]
+
+
+@pytest.fixture(params=["int8", "uint4"])
+def by_row(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return imported(tmp_path / "g.oc", features(), feature_dtype=request.param, scale="row").path
+
+
+@pytest.mark.parametrize("head", WRONG_HEADS)
+def test_a_row_without_finite_values_is_refused_where_it_is_decoded(
+    by_row: Path, make_runtime: Make, head: tuple[float, float]
+) -> None:
+    """Also those of a run that was packed from it, whose checksums are right as well."""
+    with Runtime() as runtime:
+        order = open_graph(by_row).split(runtime, "train")
+    row = int(order[7])
+    change_row(by_row, row, head)
+    graph = open_graph(by_row)
+    said = rf"g\.oc/features\.bin: row {row} has scale .* and offset .*not finite: .*import the graph again"
+    runtime = make_runtime("8MiB")
+    with pytest.raises(FormatError, match=said):
+        verify_artifact(by_row, runtime)
+    run = by_row.with_suffix(".run")
+    oc.prepare(graph, run, epochs=1, memory="2MiB", progress=False, **SAMPLING)
+    for mode in MODES:
+        with (
+            pytest.raises(FormatError, match=said),
+            open_session(graph, make_runtime("8MiB"), mode, run_folder=run) as opened,
+        ):
+            for _ in opened.batches("train", 0):
+                pass
+    table, _ = stores(graph)
+    with pytest.raises(FormatError, match=said):
+        table.get_tensor(group_name=None, attr_name="x", index=torch.tensor([row]))
+    other = [(row + 1) % NODES]
+    assert table.get_tensor(group_name=None, attr_name="x", index=torch.tensor(other)).isfinite().all()
+
+
+def test_inference_refuses_a_row_without_finite_values(by_row: Path, tmp_path: Path) -> None:
+    graph = open_graph(by_row)
+    losses(graph, "memory", "64MiB", checkpoint=tmp_path / "ckpt")
+    change_row(by_row, 3, WRONG_HEADS[0])
+    for method, memory in (("layerwise", "64MiB"), ("layerwise", "1MiB")):
+        with pytest.raises(FormatError, match=r"features\.bin: row 3 has scale nan"):
+            oc.infer(
+                open_graph(by_row),
+                model=tmp_path / "ckpt",
+                out=tmp_path / "out.npy",
+                any_graph=True,
+                method=method,
+                memory=memory,
+                observer=QUIET,
+            )
+        assert not (tmp_path / "out.npy").exists()
+
+
+def test_a_row_that_the_file_has_right_is_said_to_come_from_elsewhere(by_row: Path) -> None:
+    decoder = open_graph(by_row).row_file.decoder
+    assert decoder is not None
+    rows = np.zeros((5, decoder.quantisation.row_bytes), np.uint8)
+    rows[2:, :8] = np.array([1, np.nan], "<f4").view(np.uint8)
+    assert decoder.first_wrong(rows) == 2
+    assert decoder.first_wrong(rows[:2]) == 2
+    with pytest.raises(FormatError, match=r"no such row here: records of a run, or .*prepare the run again"):
+        decoder.values(rows, _core.WorkerPool(1))
+    (by_row / "features.bin").unlink()
+    with pytest.raises(FormatError, match="no such row here"):
+        decoder.values(rows, _core.WorkerPool(1))
 
 
 @pytest.mark.slow

@@ -100,7 +100,7 @@ def test_torch_decodes_the_same_bits(dtype: Any, by: Any, monkeypatch: pytest.Mo
     """What a GPU runs, on the CPU: a part at a time."""
     x = any_features(np.random.default_rng(5), 50, 13)
     rows, scales = by_core(x, dtype, by)
-    decoder = RowDecoder(Quantisation(dtype, by, 13), Path("nowhere"), None)
+    decoder = RowDecoder(Quantisation(dtype, by, 13), Path("nowhere"), None, "features.bin")
     vars(decoder)["scales"] = scales
     monkeypatch.setattr(decoding, "_CHUNK_VALUES", 3 * 13)
     wanted = dequantised(x, dtype, by)
