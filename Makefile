@@ -2,7 +2,7 @@
 # Variables: PYTHON (interpreter for .venv), OUTCROP_JOBS, OUTCROP_PIP_ARGS, ARGS (passed on: make test ARGS="-k pack").
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint lock format build slow torture sanitize fuzz fuzz-fixed soak gpu bench docs clean
+.PHONY: help demo test lint lock bounds format build slow torture sanitize fuzz fuzz-fixed soak gpu bench docs clean
 export PYTHON
 
 VENV := $(or $(OUTCROP_VENV),.venv)
@@ -33,7 +33,7 @@ torture: ## the suite again: pread backend, tiny requests and budgets, random sh
 	@scripts/setup.sh test
 	@scripts/torture.sh $(ARGS)
 
-soak: ## long searches whole, an hour of random disturbed sequences of commands, every call of commands on their files failing, signals at lines of Python, the power going at every flush, 200 kills of what several processes work for, and GPU tests on the fake GPU in the orders of 1000 seeds: hours; the latter go on where they were stopped
+soak: ## long searches whole, an hour of random disturbed sequences of commands, every call of commands on their files and for large memory failing, signals at lines of Python, the power going at every flush, 200 kills of what several processes work for, and GPU tests on the fake GPU in the orders of 1000 seeds: hours; the latter go on where they were stopped
 	@scripts/setup.sh test
 	@scripts/py-tests.sh soak -m "soak and not gpu" --timeout 7200
 	@scripts/setup.sh fuzz
@@ -67,6 +67,10 @@ lint: ## formatting, ruff, pyright, import layers, rules of the house, clang-for
 lock: ## resolves the versions that set-up installs anew: requirements/*.lock, with checksums; needs a network
 	@scripts/setup.sh test
 	@$(VENV)/bin/python scripts/lock.py $(ARGS)
+
+bounds: ## the quick tests that use other libraries, with the oldest and the newest versions that pyproject.toml admits; needs a network
+	@scripts/setup.sh test
+	@$(VENV)/bin/python scripts/bounds.py $(ARGS)
 
 format: ## formats the Python and C++ sources in place
 	@scripts/setup.sh lint
