@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Fails every call that a command makes on its files or for threads, one in each run, and looks at what comes of it.
+"""Fails every call that a command makes on its files, for threads or for memory, one in each run, and looks at what
+comes of it.
 
     scripts/fail_calls.py [JOB ...] [--every N] [--kinds read,write,...] [--at K] [--json FILE]
 
 Each job is a command of ``outcrop`` on small input in a folder of its own. An undisturbed run counts the calls of each
 kind (tests/faults/failing_calls.c) and says what the command makes. Then, for every k: the k-th call of a kind fails
-with an error that such calls have, once or from then on, or moves half of what it was asked for. The command must end
-within a minute, either with what the undisturbed run made, or with status 1 and one error that names a file or the
-cause, without a traceback. The same command, run again without faults, must then make what the undisturbed run made.
+with an error that such calls have, once or from then on, or moves half of what it was asked for. Of memory, pieces of
+64 KiB and more count. The command must end within a minute, either with what the undisturbed run made, or with status 1
+and one error that names a file or the cause, or says that memory ran out and what to do, without a traceback. The same
+command, run again without faults, must then make what the undisturbed run made.
 
 ``--every N`` takes each N-th call alone, another share for each kind. Ends with status 1 where something was otherwise.
 Runs are forks of this process, which has imported all; it needs gcc for the library that it is started with.
@@ -49,7 +51,9 @@ sys.path.insert(0, str(TESTS))
 BESIDE = "hidden files"
 LIBRARY, SECONDS = "OUTCROP_FAILING_CALLS", 60
 TIMED = ("run.json", "imported.json", "timeline.json")  # say when, or how long
-KINDS = {"open": 1, "read": 2, "write": 4, "sync": 8, "name": 16, "size": 32, "map": 64, "thread": 128}
+KINDS = {
+    "open": 1, "read": 2, "write": 4, "sync": 8, "name": 16, "size": 32, "map": 64, "thread": 128, "memory": 256
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ FAULTS = {
     "size": (Fault(errno.ENOSPC, True),),
     "map": (Fault(errno.ENOMEM, True),),
     "thread": (Fault(errno.EAGAIN, True),),
+    "memory": (Fault(errno.ENOMEM, True), Fault(errno.ENOMEM, False)),
 }
 
 
@@ -198,8 +203,12 @@ def be_the_command(
             os._exit(status)
 
 
-def wrong_of(ended: Ended, made: bool, job: Job) -> str:
-    """Says what is not as it must be after a fault; empty: nothing. ``made``: all is there as undisturbed."""
+def wrong_of(ended: Ended, made: bool, job: Job, kind: str = "read") -> str:
+    """Says what is not as it must be after a fault of a ``kind``; empty: nothing.
+
+    Args:
+        made: Whether all is there as undisturbed.
+    """
     if ended.status is None:
         return f"hung for {SECONDS} s"
     if "Traceback" in ended.said:
@@ -216,6 +225,12 @@ def wrong_of(ended: Ended, made: bool, job: Job) -> str:
     if "may be a bug of Outcrop" in text:
         return "it was not foreseen"
     said = text.partition("error:")[2]
+    if kind == "memory":
+        return (
+            ""
+            if "memory" in said and re.search("ulimit|--memory", said)
+            else "the error does not say that memory ran out"
+        )
     if not re.search(r"/|\.\w+", said) and not any(word in said for word in job.command[1:]):
         return "the error names no file"
     return ""
@@ -255,7 +270,7 @@ class Search:
                 [],
                 [BESIDE],
             )  # what could not be removed, the next command removes
-            wrong = wrong_of(ended, made, job)
+            wrong = wrong_of(ended, made, job, kind)
             again = run(self._shared, folder, job.command, 0, Fault(0, True), kind)
             self.tried[job.name] += ended.failed > 0
             self.named[job.name] += ended.status == 1

@@ -1,8 +1,9 @@
-// Fails the k-th call that a process makes on files of one folder, or the k-th thread that it starts: for LD_PRELOAD.
-// See scripts/fail_calls.py.
+// Fails the k-th call that a process makes on files of one folder, the k-th thread that it starts, or the k-th large piece
+// of memory that it asks for: for LD_PRELOAD. See scripts/fail_calls.py.
 //
-// Calls count that have a path in the folder, or a descriptor that was opened by one, and threads that begin. What they
-// are is said by kind, so that a full disk fails what writes and a bad one what reads.
+// Calls count that have a path in the folder, or a descriptor that was opened by one, threads that begin, and memory of
+// kLarge bytes or more, of malloc and its kin or of an anonymous map. What they are is said by kind, so that a full disk
+// fails what writes and a bad one what reads.
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
@@ -21,13 +22,16 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum { kOpen = 1, kRead = 2, kWrite = 4, kSync = 8, kName = 16, kSize = 32, kMap = 64, kThread = 128 };
+enum { kOpen = 1, kRead = 2, kWrite = 4, kSync = 8, kName = 16, kSize = 32, kMap = 64, kThread = 128, kMemory = 256 };
+
+// Bytes. Less is asked for everywhere, also where nothing can fail, and is the last that a machine runs out of.
+static const size_t kLarge = 64 << 10;
 
 // In memory that the parent sees, too.
 struct Counts {
   atomic_long counted, failed;
   char first[512];      // what failed first
-  atomic_long each[8];  // calls of each kind, counted or not
+  atomic_long each[9];  // calls of each kind, counted or not
 };
 
 static struct Counts* counts;  // none: nothing is counted
@@ -256,10 +260,50 @@ int link(const char* from, const char* to) {
   return real(from, to);
 }
 
+// Not for code that libraries make: those in torch go on without it, and crash (outcrop/nn/sparse.py asks ahead).
+static int no_memory(size_t bytes, const char* name) {
+  return counts && bytes >= kLarge && fails(kMemory, name, NULL);
+}
+
+// These are what glibc itself has behind the names: looking them up would ask for memory.
+void* __libc_malloc(size_t);
+void* __libc_calloc(size_t, size_t);
+void* __libc_realloc(void*, size_t);
+void* __libc_memalign(size_t, size_t);
+
+static size_t product(size_t count, size_t bytes) {
+  size_t all;
+  return __builtin_mul_overflow(count, bytes, &all) ? 0 : all;  // 0: glibc refuses it
+}
+
+void* malloc(size_t bytes) { return no_memory(bytes, "malloc") ? NULL : __libc_malloc(bytes); }
+void* calloc(size_t count, size_t bytes) {
+  return no_memory(product(count, bytes), "calloc") ? NULL : __libc_calloc(count, bytes);
+}
+void* realloc(void* old, size_t bytes) {
+  return no_memory(bytes, "realloc") ? NULL : __libc_realloc(old, bytes);
+}
+void* memalign(size_t at, size_t bytes) {
+  return no_memory(bytes, "memalign") ? NULL : __libc_memalign(at, bytes);
+}
+void* aligned_alloc(size_t at, size_t bytes) {
+  return no_memory(bytes, "aligned_alloc") ? NULL : __libc_memalign(at, bytes);
+}
+// Returns its error.
+int posix_memalign(void** made, size_t at, size_t bytes) {
+  if (at % sizeof(void*) || !at || at & (at - 1)) return EINVAL;
+  if (no_memory(bytes, "posix_memalign")) return ENOMEM;
+  void* found = __libc_memalign(at, bytes);
+  if (!found) return ENOMEM;
+  *made = found;
+  return 0;
+}
+
 #define MAP(NAME, TYPE)                                                      \
   void* NAME(void* at, size_t bytes, int protection, int flags, int fd, TYPE offset) { \
     REAL(void*, #NAME, void*, size_t, int, int, int, TYPE);                  \
     if (!(flags & MAP_ANONYMOUS) && mine(fd) && fails(kMap, #NAME, NULL)) return MAP_FAILED; \
+    if (flags & MAP_ANONYMOUS && !(protection & PROT_EXEC) && no_memory(bytes, #NAME)) return MAP_FAILED; \
     return real(at, bytes, protection, flags, fd, offset);                   \
   }
 MAP(mmap, off_t)

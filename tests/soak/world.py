@@ -107,7 +107,7 @@ class Runner:
                 if fault is not None:
                     given = fail_calls.Fault(fault.number, not fault.lasting)
                     kinds = fail_calls.KINDS
-                    wanted = kinds[fault.kind] if fault.kind else sum(kinds.values())
+                    wanted = kinds[fault.kind] if fault.kind else sum(kinds[kind] for kind in KINDS)
                     self._shared.begin(folder, at, given, wanted)
 
             fail_calls.be_the_command(folder, log, command.arguments, begin, lambda: None)

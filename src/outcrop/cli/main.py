@@ -20,6 +20,7 @@ from outcrop.cli import (
     embed,
     infer,
     interruptions,
+    out_of_memory,
     prepare,
     report,
     train,
@@ -72,10 +73,10 @@ def run() -> None:
     try:
         interruptions.install()
         app(standalone_mode=True)
-    except (OutcropError, OSError, MemoryError) as error:
+    except (OutcropError, OSError) as error:
         if _debug:
             raise
-        _fail(str(error) or type(error).__name__)
+        _fail(out_of_memory.message_of(error) if out_of_memory.ran_out(error) else _text_of(error))
     except KeyboardInterrupt:
         _say_how_to_go_on()
         sys.exit(interruptions.INTERRUPTED)
@@ -87,6 +88,8 @@ def run() -> None:
     except Exception as error:  # the last resort: whatever was not foreseen is one line, too
         if _debug:
             raise
+        if out_of_memory.ran_out(error):
+            _fail(out_of_memory.message_of(error))
         text = " ".join(str(error).split())
         _fail(
             f"{type(error).__name__}: {text[:_LONGEST_MESSAGE]}\nThis was not foreseen and may be a bug of Outcrop: "
@@ -98,6 +101,10 @@ def run() -> None:
 
 
 _LONGEST_MESSAGE = 500
+
+
+def _text_of(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 def _fail(text: str) -> NoReturn:

@@ -7,17 +7,19 @@ of threads. On the CPU ``embedding_bag`` computes the product: it is the fastest
 
 from __future__ import annotations
 
+import errno
+import mmap
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import outcrop._core as _core
-from outcrop.errors import ArgumentError
+from outcrop.errors import ArgumentError, IoError
 from outcrop.store.minibatch import MiniBatch
 
 
@@ -220,6 +222,28 @@ def _csr(batch: MiniBatch, number: int) -> tuple[Tensor, Tensor]:
     return batch.array(f"e{number}.rowptr", edges.rowptr), batch.array(f"e{number}.col", edges.col)
 
 
+_CODE_BYTES = 1 << 20
+
+
+@cache
+def _require_room_for_code() -> None:
+    """Looks, once, whether the process may still map memory: what torch compiles for ``embedding_bag`` goes there.
+
+    torch does not look itself, and ends the process by a signal where it gets none.
+
+    Raises:
+        IoError: It may not.
+    """
+    try:
+        mmap.mmap(-1, _CODE_BYTES).close()
+    except (OSError, MemoryError):
+        raise IoError(
+            errno.ENOMEM,
+            f"out of memory: {_CODE_BYTES} bytes for the code of sparse products cannot be mapped; free some, or raise "
+            "the limit on address space (ulimit -v)",
+        ) from None
+
+
 def bag_sum(x: Tensor, rowptr: Tensor, col: Tensor, weights: Tensor | None = None) -> Tensor:
     """Computes ``out[r] = sum(weights[i] * x[col[i]] for i in range(rowptr[r], rowptr[r + 1]))``, without autograd.
 
@@ -230,6 +254,8 @@ def bag_sum(x: Tensor, rowptr: Tensor, col: Tensor, weights: Tensor | None = Non
     """
     if len(col) == 0:
         return x.new_zeros(len(rowptr) - 1, x.shape[1])
+    if x.device.type == "cpu":
+        _require_room_for_code()
     return F.embedding_bag(
         col, x.detach(), rowptr, mode="sum", include_last_offset=True, per_sample_weights=weights
     )

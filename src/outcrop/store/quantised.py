@@ -158,7 +158,9 @@ class RowDecoder:
                 f"{path}: checksum is {crc:08x}, the manifest says {self._spec.crc32c:08x}: the file was damaged after "
                 f"it was written; remove {self._folder} and make it again"
             )
-        if not (np.isfinite(found).all() and np.isfinite(self._largest_values(*found.reshape(2, columns))).all()):
+        if not (
+            np.isfinite(found).all() and np.isfinite(self._largest_values(*found.reshape(2, columns))).all()
+        ):
             raise FormatError(
                 f"{path} has a scale or an offset that is not finite, or gives values that are not: import the graph "
                 "again"
@@ -216,8 +218,8 @@ class RowDecoder:
         what = f"has scale {scale} and offset {offset}, which give values that are not finite"
         if number is None:
             return FormatError(
-                f"a row that was read for {path} {what}, and the file has no such row here: records of a run, or a file "
-                "in a store, were changed after they were written; prepare the run again, or fetch the graph again"
+                f"a row that was read for {path} {what}, and the file has no such row here: records of a run, or a "
+                "file in a store, were changed after they were written; prepare the run again, or fetch the graph again"
             )
         return FormatError(
             f"{path}: row {number} {what}: the file was changed after it was made, or another program made it; import "
@@ -231,7 +233,9 @@ class RowDecoder:
             with (self._folder / self._file).open("rb") as file:
                 first = 0
                 while block := file.read(step * len(row)):
-                    rows = np.frombuffer(block[: len(block) // len(row) * len(row)], np.uint8).reshape(-1, len(row))
+                    rows = np.frombuffer(block[: len(block) // len(row) * len(row)], np.uint8).reshape(
+                        -1, len(row)
+                    )
                     found = np.flatnonzero((rows == row).all(1))
                     if len(found):
                         return first + int(found[0])

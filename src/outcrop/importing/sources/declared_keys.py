@@ -109,6 +109,8 @@ def schema_of_parquet(folder: Path, paths: Sequence[Path]) -> Schema | None:
 def _metadata(path: Path) -> dict[bytes, bytes]:
     try:
         return dict(pq.read_schema(path).metadata or {})
+    except MemoryError:  # Arrow's is an ArrowException, too
+        raise
     except (pa.ArrowException, OSError) as error:
         raise FormatError(f"{path} is no Parquet file or is torn: {error}") from None
 

@@ -46,6 +46,8 @@ class StreamTable(Table):
     def _open(self) -> pa.RecordBatchReader:
         try:
             return pa.RecordBatchReader.from_stream(self._value)
+        except MemoryError:  # Arrow's is an ArrowException, too
+            raise
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise FormatError(f"{self.name} is no table that Arrow can read: {error}") from None
 

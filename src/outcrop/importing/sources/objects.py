@@ -211,6 +211,8 @@ def _columns(kind: str, source: np.ndarray, target: np.ndarray) -> StreamTable:
 def _table(kind: str, **columns: pa.Array) -> StreamTable:
     try:
         return StreamTable(kind, pa.table(columns))
+    except MemoryError:  # Arrow's is an ArrowException, too
+        raise
     except (pa.ArrowException, ValueError) as error:
         raise FormatError(f"{kind} cannot be read: {error}") from None
 

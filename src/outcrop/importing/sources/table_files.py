@@ -264,6 +264,8 @@ class FileTable(Table):
                         "nodes is called 'id'"
                     )
                 row += batch.num_rows
+        except MemoryError:  # Arrow's is an ArrowException, too
+            raise
         except pa.ArrowException:
             return self._uneven()
         return None
@@ -379,6 +381,8 @@ def open_table(path: Path, form: TextForm | None = None) -> FileTable:
             with pa_parquet.ParquetFile(path) as file:
                 columns = require_distinct(str(path), tuple(file.schema_arrow.names))
                 return FileTable(path, columns, file.metadata.num_rows)
+        except MemoryError:  # Arrow's is an ArrowException, too
+            raise
         except (pa.ArrowException, OSError) as error:
             raise FormatError(f"{path} is no Parquet file or is torn: {error}") from None
     skipped, lines = _first_lines(path, form.encoding, comments=True)

@@ -260,6 +260,8 @@ class Reference:
         if isinstance(self.keys, TextIds):
             try:
                 keys = _filled(cells)
+            except MemoryError:  # Arrow's is an ArrowException, too
+                raise
             except pa.ArrowException:
                 raise ArgumentError(f"{self.place} holds {cells.type}; keys are text or integers") from None
         else:

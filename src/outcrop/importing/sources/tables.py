@@ -80,6 +80,8 @@ class Table(ABC):
                 for batch in self._batches(columns, size, rows, dtype):
                     if batch.num_rows:
                         yield [batch.column(column) for column in columns]
+            except MemoryError:  # Arrow's is an ArrowException, too
+                raise
             except (pa.ArrowException, pa.ArrowInvalid) as error:
                 raise FormatError(
                     self._misfit(columns, size, rows, dtype)
