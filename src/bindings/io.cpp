@@ -138,8 +138,10 @@ void bind_options(nb::module_& m) {
       .def_rw("error_probability", &FaultPlan::error_probability)
       .def_rw("error_number", &FaultPlan::error_number)
       .def_rw("fail_at_op", &FaultPlan::fail_at_op)
+      .def_rw("fail_attempts", &FaultPlan::fail_attempts)
       .def_rw("disk_full_after_bytes", &FaultPlan::disk_full_after_bytes)
       .def_rw("fail_enter_at", &FaultPlan::fail_enter_at)
+      .def_rw("fail_enters", &FaultPlan::fail_enters)
       .def_rw("delay_us", &FaultPlan::delay_us)
       .def_rw("seed", &FaultPlan::seed);
   nb::class_<IoOptions>(m, "IoOptions")

@@ -1,4 +1,5 @@
 #include <cerrno>
+#include <exception>
 #include <thread>
 
 #include "io/faults.h"
@@ -211,6 +212,136 @@ TEST_P(IoFaultTest, AFailedJobWaitsForItsFlights) {
     memory = Buffer();                        // unmapped
     EXPECT_LT(io->counters().read_ops, 60u);  // the rest was dropped
   }
+}
+
+// Reads and writes of several jobs, past the page cache and through it, and of files that are closed in between, so that
+// registered files change; every byte is compared with what was written plainly.
+class IoFaultsEverywhere : public IoFaultTest {
+ protected:
+  // Throws what the first job that fails throws, after all have ended.
+  void read_and_write(BlockIo& io) {
+    for (const std::string name : {"y", "z"}) {
+      const FileId from = io.open(folder_.file("x"), OpenMode::read),
+                   to = io.open(folder_.file(name), OpenMode::create),
+                   paged = io.open(folder_.file(name + "p"), OpenMode::pages);
+      BytesVector memory(bytes_.size());
+      Buffer pages(*budget_, "test", kPages * 4096);
+      std::memcpy(pages.data(), bytes_.data(), pages.size());
+      const auto all = pieces(from, memory);
+      const auto half = all.begin() + static_cast<ptrdiff_t>(all.size() / 2);
+      std::vector<std::shared_ptr<IoJob>> jobs;
+      jobs.push_back(io.submit(IoOp::read, {all.begin(), half}));
+      jobs.push_back(io.submit(IoOp::write, {{paged, 0, pages.size(), pages.data()}}));
+      jobs.push_back(io.submit(IoOp::read, {half, all.end()}));
+      wait_for(jobs);
+      EXPECT_EQ(memory, bytes_);
+      jobs.push_back(io.submit(IoOp::write, {{to, 0, bytes_.size(), memory.data()}}));
+      wait_for(jobs);
+      for (const FileId file : {from, to, paged}) io.close(file);
+      EXPECT_EQ(read_plainly(folder_.file(name)), bytes_);
+      EXPECT_EQ(read_plainly(folder_.file(name + "p")),
+                BytesVector(bytes_.begin(), bytes_.begin() + static_cast<ptrdiff_t>(pages.size())));
+    }
+  }
+
+  // How many there are without faults.
+  uint64_t operations_of() {
+    auto io = engine(few_at_a_time());
+    read_and_write(*io);
+    return io->counters().read_ops + io->counters().write_ops;
+  }
+
+  static IoOptions few_at_a_time() {
+    IoOptions options;
+    options.depth = 8;
+    options.max_request_bytes = 64 << 10;
+    return options;
+  }
+
+ private:
+  static constexpr size_t kPages = 40;
+
+  static void wait_for(std::vector<std::shared_ptr<IoJob>>& jobs) {
+    std::exception_ptr failed;
+    for (const auto& job : jobs) try {
+        job->wait();
+      } catch (...) {
+        if (!failed) failed = std::current_exception();
+      }
+    jobs.clear();
+    if (failed) std::rethrow_exception(failed);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Backends, IoFaultsEverywhere, ::testing::Values(Backend::uring, Backend::pread),
+                         backend_test_name);
+
+// What the kernel says when it has no memory, too many completions that nobody has taken, or a signal: nothing was
+// submitted, and all is again later. The first entry of all decides whether there is a ring.
+TEST_P(IoFaultsEverywhere, ASubmissionThatFailsForAWhileIsMadeAgain) {
+  if (GetParam() != Backend::uring) GTEST_SKIP() << "only a ring is entered";
+  for (const int error : {EAGAIN, EBUSY, ENOMEM, EINTR})
+    for (const uint64_t times : {1, 20})
+      for (uint64_t at = 1; at < 40; at += times) {
+        IoOptions options = few_at_a_time();
+        options.faults.fail_enter_at = at;
+        options.faults.fail_enters = times;
+        options.faults.error_number = error;
+        auto io = engine(options);
+        read_and_write(*io);
+      }
+}
+
+TEST_P(IoFaultsEverywhere, ASubmissionThatFailsForGoodIsAnErrorWhereverItIs) {
+  if (GetParam() != Backend::uring) GTEST_SKIP() << "only a ring is entered";
+  for (uint64_t at = 1; at < 40; ++at) {
+    IoOptions options = few_at_a_time();
+    options.faults.fail_enter_at = at;
+    options.faults.error_number = ENXIO;
+    auto io = engine(options);
+    EXPECT_NE(message_of([&] { read_and_write(*io); }, ErrorKind::io, ENXIO)
+                  .find("the kernel no longer serves the io_uring of this process"),
+              std::string::npos);
+  }
+  for (const int error : {EAGAIN, EBUSY, ENOMEM}) {  // a thousand times in a row
+    IoOptions options = few_at_a_time();
+    options.faults.fail_enter_at = 3;
+    options.faults.error_number = error;
+    auto io = engine(options);
+    EXPECT_NE(message_of([&] { read_and_write(*io); }, ErrorKind::io, error).find("OUTCROP_IO_BACKEND=pread"),
+              std::string::npos);
+  }
+}
+
+TEST_P(IoFaultsEverywhere, ACompletionThatAsksForAnotherTryIsInvisible) {
+  const uint64_t operations = operations_of();
+  for (const int error : {EAGAIN, EINTR})
+    for (uint64_t at = 0; at < operations; at += 3) {
+      IoOptions options = few_at_a_time();
+      options.faults.fail_at_op = at;
+      options.faults.fail_attempts = 1 + at % 50;
+      options.faults.short_probability = at % 2 == 0 ? 0.5 : 0;
+      options.faults.error_number = error;
+      auto io = engine(options);
+      read_and_write(*io);
+      EXPECT_GE(io->counters().retries, options.faults.fail_attempts);
+    }
+}
+
+TEST_P(IoFaultsEverywhere, ACompletionThatFailsIsAnErrorOfItsFileWhereverItIs) {
+  const uint64_t operations = operations_of();
+  EXPECT_GT(operations, 60u);
+  for (const int error : {EIO, ENOSPC, EBADMSG})
+    for (uint64_t at = 0; at < operations; at += 3) {
+      IoOptions options = few_at_a_time();
+      options.faults.fail_at_op = at;
+      options.faults.error_number = error;
+      auto io = engine(options);
+      const std::string said = message_of([&] { read_and_write(*io); }, ErrorKind::io, error);
+      EXPECT_NE(said.find(std::string("of ") + folder_.file("").substr(0, 20)), std::string::npos) << said;
+      EXPECT_NE(said.find(std::strerror(error)), std::string::npos) << said;
+      read_and_write(*io);  // the fault is over, and the engine serves on
+    }
 }
 
 TEST(FaultPlan, AnyAndDecisionsAreKeyed) {

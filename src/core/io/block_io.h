@@ -41,8 +41,11 @@ struct FaultPlan {
   double error_probability = 0;                 // fail with error_number
   int error_number = 5;                         // EIO
   uint64_t fail_at_op = UINT64_MAX;             // exactly this operation (0 = first) fails with error_number
+  unsigned fail_attempts = UINT32_MAX;          // of that operation; further ones are made
   uint64_t disk_full_after_bytes = UINT64_MAX;  // writes beyond this many bytes in all fail with ENOSPC
-  uint64_t fail_enter_at = UINT64_MAX;  // from this io_uring_enter on (0 = first) all fail with error_number
+  uint64_t fail_enter_at =
+      UINT64_MAX;                     // from this io_uring_enter on (0 = first) they fail with error_number,
+  uint64_t fail_enters = UINT64_MAX;  // so many of them
   uint32_t delay_us = 0;
   uint64_t seed = 0;
   bool any() const;

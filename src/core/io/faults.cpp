@@ -29,7 +29,7 @@ bool FaultPlan::any() const {
 
 Fault decide_fault(const FaultPlan& plan, IoOp op, uint64_t number, unsigned attempt, uint64_t length,
                    bool direct, uint64_t written) {
-  if (number == plan.fail_at_op) return {plan.error_number, length};
+  if (number == plan.fail_at_op && attempt < plan.fail_attempts) return {plan.error_number, length};
   if (attempt == 0) {
     if (draw(plan, number, 0, Draw::error) < plan.error_probability) return {plan.error_number, length};
     if (draw(plan, number, 0, Draw::again) < plan.eagain_probability)

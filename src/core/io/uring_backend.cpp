@@ -85,6 +85,8 @@ class Ring {
   void run(std::promise<int> ready);
   int try_out();
   int enter();
+  void submit();
+  bool enter_fails();
   void register_all();
   void loop();
   bool take_new_work();
@@ -215,8 +217,18 @@ int Ring::try_out() {
 }
 
 int Ring::enter() {
-  if (enters_++ >= options_.faults.fail_enter_at) return -options_.faults.error_number;
-  return io_uring_submit_and_wait(&ring_, 1);
+  return enter_fails() ? -options_.faults.error_number : io_uring_submit_and_wait(&ring_, 1);
+}
+
+// Like enter(), without waiting. What is not submitted stays in the queue.
+void Ring::submit() {
+  if (!enter_fails()) (void)io_uring_submit(&ring_);
+}
+
+bool Ring::enter_fails() {
+  const FaultPlan& plan = options_.faults;
+  const uint64_t number = enters_++;
+  return number >= plan.fail_enter_at && number - plan.fail_enter_at < plan.fail_enters;
 }
 
 // Each registration is an optimisation: where a limit forbids it, plain requests do.
@@ -276,7 +288,7 @@ void Ring::unregister(const ClosedFile& file) {
   if (file.slot >= registered_.size() || registered_[file.slot] != file.serial) return;
   // Requests that name the file by its slot must have reached the kernel. If they cannot now, the slot stays
   // taken until its next file or the end of the ring.
-  if (io_uring_sq_ready(&ring_) > 0) (void)io_uring_submit(&ring_);
+  if (io_uring_sq_ready(&ring_) > 0) submit();
   if (io_uring_sq_ready(&ring_) > 0) return;
   int none = -1;
   if (io_uring_register_files_update(&ring_, file.slot, &none, 1) == 1) registered_[file.slot] = 0;
@@ -319,7 +331,7 @@ bool Ring::give_slot(Transfer& t) {
 io_uring_sqe* Ring::entry() {
   io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
   for (unsigned i = 0; !sqe && i < kMaxRingErrors; ++i) {
-    (void)io_uring_submit(&ring_);
+    submit();
     sqe = io_uring_get_sqe(&ring_);
   }
   return sqe;
