@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from outcrop import _core
+from outcrop.runtime.runtime import Runtime
+from outcrop.store.manifest import PAGE_SUMS
+from outcrop.store.verify import add_page_sums
 
 CODES = {"int8": 255, "uint4": 15}  # the largest
 
@@ -60,3 +67,21 @@ def any_features(rng: np.random.Generator, rows: int, columns: int) -> np.ndarra
 
 
 FEW_BITS: list[Any] = [("int8", "column"), ("int8", "row"), ("uint4", "column"), ("uint4", "row")]
+
+WRONG_HEADS: list[tuple[float, float]] = [(np.nan, 0.0), (1.0, np.inf), (np.float32(3e38), 3e38)]
+
+
+def change_row(graph: Path, row: int, head: tuple[float, float]) -> None:
+    """Gives a row another scale and offset, with checksums that fit."""
+    path = graph / "manifest.json"
+    raw = json.loads(path.read_text())
+    spec = raw["arrays"]["features"]
+    data = np.fromfile(graph / spec["file"], np.uint8)
+    used = data[: spec["shape"][0] * spec["stride_bytes"]]
+    used.reshape(spec["shape"][0], -1)[row, :8] = np.array(head, "<f4").view(np.uint8)
+    data.tofile(graph / spec["file"])
+    spec["crc32c"] = _core.crc32c(used)
+    del raw["arrays"]["features" + PAGE_SUMS]
+    path.write_text(json.dumps(raw))
+    with Runtime() as runtime:
+        assert add_page_sums(graph, runtime) == ["features"]

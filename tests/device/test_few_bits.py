@@ -9,11 +9,12 @@ from device_under_test import NAME as GPU
 
 import outcrop as oc
 from outcrop.config import DeviceConfig
+from outcrop.errors import NumericError
 from outcrop.loading.open import open_session
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import open_graph
 from prepare_support import prepare
-from quantised_reference import FEW_BITS, any_features, dequantised
+from quantised_reference import FEW_BITS, WRONG_HEADS, any_features, change_row, dequantised
 from run_support import skewed_edges
 
 DEVICE_BYTES = 210 << 10
@@ -75,3 +76,30 @@ def test_another_stream_may_use_a_batch(made, gpu):
             gpu.fence(other).synchronize()
             for found, column in zip(sums, wanted, strict=True):
                 assert np.array_equal(found.cpu().numpy().view(np.uint32), column.view(np.uint32))
+
+
+def test_training_ends_where_rows_have_no_finite_values(tmp_path, gpu):
+    """On a GPU nobody waits to look at rows while they are decoded: the loss says it, before parameters learn of it."""
+    rng = np.random.default_rng(0)
+    graph = oc.import_graph(
+        skewed_edges(NODES, 5000, 0),
+        tmp_path / "graph",
+        features=rng.standard_normal((NODES, WIDTH)).astype(np.float32),
+        labels=rng.integers(0, 5, NODES),
+        splits={"train": np.arange(100), "valid": np.arange(100, 140)},
+        config=oc.ImportConfig(feature_dtype="int8", scale="row"),
+        progress=False,
+    ).path
+    change_row(graph, 7, WRONG_HEADS[0])
+    with pytest.raises(NumericError, match="look for infinite or missing values in the features"):
+        oc.train(
+            graph,
+            loading="memory",
+            model=oc.ModelConfig("sage", hidden=8),
+            sampling=oc.SampleConfig(fanouts=(3, 3), batch_size=20),
+            training=oc.TrainConfig(epochs=1, device=GPU),
+            limits=oc.Limits(gpu_memory=4 << 20),
+            checkpoint=tmp_path / "ckpt",
+            observer=oc.Observer(progress=False),
+        )
+    assert not list((tmp_path / "ckpt").glob("*.safetensors"))

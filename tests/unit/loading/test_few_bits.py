@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,8 @@ from outcrop.loading.open import open_session
 from outcrop.pyg import NeighborLoader, open_data, stores
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph, open_graph
-from outcrop.store.manifest import PAGE_SUMS
-from outcrop.store.verify import add_page_sums, verify_artifact
-from quantised_reference import FEW_BITS, any_features, dequantised, stored_rows
+from outcrop.store.verify import verify_artifact
+from quantised_reference import FEW_BITS, WRONG_HEADS, any_features, change_row, dequantised, stored_rows
 from run_support import skewed_edges
 
 NODES, WIDTH, CLASSES = 400, 131, 4
@@ -187,29 +185,6 @@ def test_inference_gives_what_it_gives_of_the_values(made, tmp_path: Path) -> No
     assert np.allclose(*found.pop(("layerwise", "1MiB")), rtol=1e-4, atol=1e-5)
     for few, plain in found.values():
         assert np.array_equal(few.view(np.uint32), plain.view(np.uint32))
-
-
-WRONG_HEADS = [(np.nan, 0.0), (1.0, np.inf), (np.float32(3e38), 3e38)]
-
-
-def change_row(graph: Path, row: int, head: tuple[float, float]) -> None:
-    """Gives a row another scale and offset, with checksums that fit."""
-    path = graph / "manifest.json"
-    raw = json.loads(path.read_text())
-    spec = raw["arrays"]["features"]
-    data = np.fromfile(graph / spec["file"], np.uint8)
-    used = data[: spec["shape"][0] * spec["stride_bytes"]]
-    used.reshape(spec["shape"][0], -1)[row, :8] = np.array(head, "<f4").view(np.uint8)
-    data.tofile(graph / spec["file"])
-    spec["crc32c"] = _core.crc32c(used)
-    del raw["arrays"]["features" + PAGE_SUMS]
-    path.write_text(json.dumps(raw))
-    add_page_sums_of(graph)
-
-
-def add_page_sums_of(graph: Path) -> None:
-    with Runtime() as runtime:
-        assert add_page_sums(graph, runtime) == ["features"]
 
 
 @pytest.fixture(params=["int8", "uint4"])
