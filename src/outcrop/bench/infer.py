@@ -188,8 +188,8 @@ def floor_bytes(graph: Graph, report: dict[str, Any]) -> int:
 
 
 def evaluate(folder: Path, setting: Setting, log: Log) -> dict[str, Any]:
-    """Trains on a graph with several validation nodes for each training node; gives what a seed takes in training and in
-    evaluation, each with what is waited for.
+    """Trains on a graph with several validation nodes for each training node; gives what a seed takes in training and
+    in evaluation, each with what is waited for.
     """
     shape = setting.shape
     path = folder / f"{shape.name}-valid.oc"
