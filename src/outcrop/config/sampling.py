@@ -97,6 +97,9 @@ class SampleConfig:
         edge_ids: Record where the edges of batches stand in ``graph.edge_index()``, so that loaders know it, and with
             it the weights, of edges that a graph has more than once, too. It takes 8 bytes an edge; edges drawn for a
             node then stand in the order that they have on disk.
+        first_batch: Number, within its epoch, of the first training batch that is sampled, counted from 0; other
+            values than the default are for sample pools that hold a part of an epoch.
+        batches: Training batches of each epoch that are sampled, from ``first_batch`` on; None: all that follow.
     """
 
     fanouts: tuple[int, ...] = (10, 10)
@@ -117,12 +120,18 @@ class SampleConfig:
     edge_rows: bool = False
     edge_weights: bool = False
     edge_ids: bool = False
+    first_batch: int = 0
+    batches: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fanouts", as_fanouts(self.fanouts))
         object.__setattr__(self, "fanouts_by_type", as_fanouts_by_type(self.fanouts_by_type))
         check_types(self)
-        if problems := [*self._problems_of_batches(), *self._problems_of_samplers()]:
+        if problems := [
+            *self._problems_of_batches(),
+            *self._problems_of_samplers(),
+            *self._problems_of_parts(),
+        ]:
             raise ArgumentError("; ".join(problems))
 
     def _problems_of_batches(self) -> list[str]:
@@ -154,6 +163,21 @@ class SampleConfig:
             problems.append(f"first epoch {self.first_epoch} is negative")
         return problems
 
+    def _problems_of_parts(self) -> list[str]:
+        problems = []
+        if self.first_batch < 0:
+            problems.append(f"first batch {self.first_batch} is negative: batches of an epoch count from 0")
+        if self.batches is not None:
+            problems += out_of_range(batches=self.batches)
+        if self.is_part and "train" not in self.splits:
+            problems.append(
+                f"a part of an epoch is one of its training batches, and the splits are {', '.join(self.splits)}: "
+                "leave first_batch and batches out"
+            )
+        if self.is_part and self.sampler == EXTERNAL:
+            problems.append("batches from elsewhere have whole epochs: leave first_batch and batches out")
+        return problems
+
     def _problems_of_samplers(self) -> list[str]:
         problems = []
         if self.sampler not in SAMPLERS:
@@ -170,9 +194,7 @@ class SampleConfig:
 
     def as_stored(self) -> dict[str, Any]:
         """Returns the fields by the names that they have in manifests, runs, checkpoints and histories."""
-        fields = stored_fields(
-            self, ("fanouts_by_type", "node_type", "edge_rows", "edge_weights", "edge_ids")
-        )
+        fields = stored_fields(self, _LATER)
         return {_STORED.get(name, name): value for name, value in fields.items()}
 
     @classmethod
@@ -180,6 +202,27 @@ class SampleConfig:
         """Makes the options that were stored as ``fields``, from :meth:`as_stored`."""
         names = {stored: name for name, stored in _STORED.items()}
         return cls(**{names.get(name, name): value for name, value in fields.items()})
+
+    @property
+    def is_part(self) -> bool:
+        """Tells whether a part of each epoch is sampled, and not all of it."""
+        return self.first_batch > 0 or self.batches is not None
+
+    def batches_of(self, split: str, count: int) -> range:
+        """Returns the numbers of the batches that are sampled of an epoch of ``split`` that has ``count`` of them.
+
+        Raises:
+            ArgumentError: The epoch does not have them all.
+        """
+        if split != "train" or not self.is_part:
+            return range(count)
+        stop = count if self.batches is None else self.first_batch + self.batches
+        if not self.first_batch < stop <= count:
+            raise ArgumentError(
+                f"batches {self.first_batch} to {stop - 1} of an epoch were asked for, it has {count}, 0 to "
+                f"{count - 1}: change first_batch or batches"
+            )
+        return range(self.first_batch, stop)
 
     def epoch_number(self, split: str, epoch: int) -> int:
         """Returns the number that the ``epoch`` is drawn by: the pool of training is replayed, evaluation has one
@@ -190,6 +233,9 @@ class SampleConfig:
 
 
 _STORED = {"batch_dependency": "dependency"}  # what fields are called on disk
+_LATER = (  # stored where they say something
+    "fanouts_by_type", "node_type", "edge_rows", "edge_weights", "edge_ids", "first_batch", "batches",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -217,6 +263,13 @@ class InferSampling:
 
 
 def check_epochs_unset(sampling: SampleConfig, instead: str) -> None:
-    """Raises ArgumentError where ``sampling`` says how many epochs are drawn, which front doors decide."""
+    """Raises ArgumentError where ``sampling`` says how many epochs are drawn, or which part of them, which front doors
+    decide.
+    """
+    if sampling.is_part:
+        raise ArgumentError(
+            f"sampling has first_batch={sampling.first_batch} and batches={sampling.batches}: leave both out, whole "
+            "epochs are asked for"
+        )
     if (sampling.epochs, sampling.first_epoch) != (1, 0):
         raise ArgumentError(f"sampling has epochs={sampling.epochs}: leave that out, and write {instead}")

@@ -52,6 +52,10 @@ def open_session(
     config = config or SampleConfig()
     if run_folder is not None:
         config = run.read(run_folder).sample
+    if config.is_part and (run_folder is None or mode.redraws):
+        raise ArgumentError(
+            f"mode {mode} draws whole epochs, not a part of each: load the part in mode packed"
+        )
     graph = graph.with_edge_rows(config.edge_rows)
     if not graph.row_files and not graph.is_typed:
         raise FormatError(f"{graph.path} holds no features: import them with the graph")

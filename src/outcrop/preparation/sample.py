@@ -5,7 +5,7 @@ Source: DiskGNN section 3 (offline sampling). The sampler is a black box: batche
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -70,14 +70,16 @@ def sample(
     origin: BatchOrigin = BatchOrigin(),
     parts: int = 1,
 ) -> Manifest:
-    """Writes the batches of ``config.epochs`` training epochs and of the evaluation splits to ``out``.
+    """Writes the batches of ``config.epochs`` training epochs, or of a part of each, and of the evaluation splits to
+    ``out``.
 
     Args:
         origin: What draws the batches, or has them.
         parts: Files that they lie in (store/parts.py).
 
     Raises:
-        ArgumentError: The graph has no training nodes or edges, or a batch from elsewhere is none.
+        ArgumentError: The graph has no training nodes or edges, an epoch has not the part of it that ``config`` names,
+            or a batch from elsewhere is none.
         BudgetError: One batch does not fit in its share of the budget.
     """
     external, graph = origin.external, graph.with_edge_rows(config.edge_rows)
@@ -91,8 +93,10 @@ def sample(
                 f"{graph.path} has no edges to train on: import it again with a train split, or "
                 "with --train-fraction 0.6 --overwrite (ImportConfig(train_fraction=0.6), overwrite=True)"
             )
-        draw, splits = _numbered(sampler), [s for s in config.splits if counts[s]]
-        total = sum(counts[s] * (config.epochs if s == "train" else 1) for s in splits)
+        splits = [s for s in config.splits if counts[s]]
+        numbers = {split: config.batches_of(split, counts[split]) for split in splits}
+        draw = _numbered(sampler, numbers)
+        total = sum(len(numbers[s]) * (config.epochs if s == "train" else 1) for s in splits)
     else:
         topology = load_topology(graph, runtime, placement=origin.topology) if config.degrees else None
         draw, splits, total = _with_labels(graph, external, topology, runtime), list(external.splits), 0
@@ -148,10 +152,12 @@ def _buffer_bytes(runtime: Runtime, parts: int) -> int:
     return max(write_buffer_bytes(runtime.budget.limit_bytes) // parts // PAGE_BYTES, 1) * PAGE_BYTES
 
 
-def _numbered(sampler: BatchSampler) -> Draw:
-    """Returns epochs of the pool, by their number in the training."""
+def _numbered(sampler: BatchSampler, numbers: Mapping[str, range]) -> Draw:
+    """Returns epochs of the pool, by their number in the training: the batches ``numbers`` of each split."""
     config = sampler.config
-    return lambda split, at: sampler.epoch(split, config.epoch_number(split, config.first_epoch + at))
+    return lambda split, at: sampler.epoch(
+        split, config.epoch_number(split, config.first_epoch + at), numbers[split]
+    )
 
 
 def _with_labels(
