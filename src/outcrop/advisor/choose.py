@@ -5,6 +5,7 @@ Spooling: batches of a few epochs are drawn, their rows written in the order of 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from outcrop.advisor import cost
@@ -42,6 +43,8 @@ class WorkloadFacts:
         compute_s, draw_s: Seconds of computing an epoch, and CPU seconds of drawing its batches.
         write_bytes_per_s: Rate at which the disk writes.
         disk_space: A limit that the user set; None: none.
+        parts: Parts that an epoch would be prepared in, because not one whole epoch fits the disk; 0: one does, or no
+            part can be made.
     """
 
     available_bytes: int
@@ -62,6 +65,7 @@ class WorkloadFacts:
     draw_s: float = 0.0
     write_bytes_per_s: float = 1e9
     disk_space: int | None = None
+    parts: int = 0
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,7 @@ class SpoolDecision:
         why: A line.
         spooled_s, direct_s: What the whole training is predicted to take in either way; 0: nobody has looked.
         direct_fits: Whether memory has room for batches of which the rows are read as they are drawn.
+        parts: Parts that each epoch is spooled in, one at a time; 0: whole epochs are.
     """
 
     epochs: int
@@ -112,6 +117,7 @@ class SpoolDecision:
     spooled_s: float = 0.0
     direct_s: float = 0.0
     direct_fits: bool = True
+    parts: int = 0
 
 
 def choose(facts: WorkloadFacts, hardware: Hardware) -> Choice:
@@ -164,6 +170,15 @@ def choose_spooling(facts: WorkloadFacts, hardware: Hardware) -> SpoolDecision:
         many = -(-facts.epochs // spools)  # equal parts
     spooled_s = _preparing(facts, hardware, many) + facts.epochs * _packed(facts, hardware).epoch_s
     least = _least_space(facts, wanted * many)
+    if facts.parts:
+        parts_s = part_seconds(facts, hardware)
+        if parts_s < shared_seconds(facts, hardware, space) and direct_s >= _WORTH * parts_s:
+            many = 1 if facts.refresh else facts.pool
+            why = _why_parts(
+                facts, parts_s, f"{direct_s:.3g} s if rows are read as batches are drawn (--disk-space 0)"
+            )
+            return SpoolDecision(many, limit, why, parts_s, direct_s, parts=facts.parts)
+        spooled_s = parts_s if space < least else spooled_s
     if space < least:
         needed = format_bytes(spool.fraction.denominator * least)
         why = f"spooling takes at least {needed} of disk, there are {format_bytes(limit)}"
@@ -181,6 +196,70 @@ def choose_spooling(facts: WorkloadFacts, hardware: Hardware) -> SpoolDecision:
     return SpoolDecision(
         0, facts.disk_space, f"rows are read as batches are drawn: {why}", spooled_s, direct_s
     )
+
+
+def choose_parts(facts: WorkloadFacts, hardware: Hardware | None) -> tuple[bool, str]:
+    """Tells whether mode ``packed`` is sooner done where it prepares each epoch in ``facts.parts`` parts than where
+    batches share rows on disk, and says in a line what parts are, and why.
+
+    Args:
+        hardware: None: nobody knows how fast the disk is. Then parts are what is done where sharing does not fit.
+    """
+    space = _space(facts)
+    parts_s = None if hardware is None else part_seconds(facts, hardware)
+    if hardware is None or parts_s is None or space < _least_space(facts, _wanted(facts)):
+        fits = space >= _least_space(facts, _wanted(facts))
+        return not fits, _why_parts(facts, parts_s, "batches cannot share rows in so little")
+    shared_s = shared_seconds(facts, hardware, space)
+    if _WORTH * parts_s > shared_s:
+        return False, _why_parts(facts, parts_s, "batches cannot share rows in so little")
+    return True, _why_parts(facts, parts_s, f"{shared_s:.3g} s if batches share rows on disk")
+
+
+def _why_parts(facts: WorkloadFacts, parts_s: float | None, others: str) -> str:
+    so = "" if parts_s is None else f"all {facts.epochs} are predicted to take {parts_s:.3g} s so, "
+    return (
+        f"an epoch is prepared in {facts.parts} parts, one after another: {format_bytes(int(_wanted(facts)))} of rows, "
+        f"{format_bytes(_space(facts))} of disk may be taken (--disk-space); {so}{others}"
+    )
+
+
+def part_seconds(facts: WorkloadFacts, hardware: Hardware) -> float:
+    """Returns what training takes where each epoch is prepared in ``facts.parts`` parts, in turn: all features are read
+    for each part, and the rows that batches want are written once and read once.
+    """
+    prepare_s = cost.packing_seconds(
+        hardware, facts.parts * facts.feature_bytes, _wanted(facts), facts.write_bytes_per_s, facts.draw_s
+    )
+    return facts.epochs * (prepare_s + _packed(facts, hardware).epoch_s)
+
+
+def shared_seconds(facts: WorkloadFacts, hardware: Hardware, space: int) -> float:
+    """Returns what training takes where the batches of an epoch share rows within ``space`` bytes of disk, at the most;
+    infinity where they cannot.
+
+    What is left beside all features is for rows in the order of use. The others are read as they are read in mode
+    ``online``: a layout that is searched for reads less.
+    """
+    wanted = _wanted(facts)
+    if space < _least_space(facts, wanted):
+        return math.inf
+    in_order = min(max(space - facts.feature_bytes, 0) / wanted, 1.0) if wanted else 1.0
+    rest = facts.missing * (1 - in_order)
+    read, requests = in_order * wanted + rest * facts.online_bytes, rest * facts.online_requests
+    epoch = cost.predict(hardware, Workload(
+        Packed.name, facts.batches, facts.seeds,
+        ((in_order * wanted, facts.batches), (rest * facts.online_bytes, requests)), facts.compute_s,
+        loading=LoadingWork(
+            read_bytes=read, copied_bytes=wanted, requests=requests,
+            gathered_bytes=facts.rows * facts.row_bytes - wanted,
+        ),
+    ))  # fmt: skip
+    prepared = facts.epochs if facts.refresh else facts.pool
+    prepare_s = cost.packing_seconds(
+        hardware, facts.feature_bytes, min(wanted, space), facts.write_bytes_per_s, facts.draw_s
+    )
+    return prepared * prepare_s + facts.epochs * epoch.epoch_s
 
 
 def whole_epochs(facts: WorkloadFacts) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from outcrop.advisor import auto
 from outcrop.config import PlanConfig, SampleConfig, TrainConfig, format_bytes
+from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import BudgetError, FormatError
 from outcrop.preparation.plan import packs_test
 from outcrop.runtime import memory_tables
@@ -19,6 +20,7 @@ from outcrop.store.graph import Graph
 
 DEFAULT = TrainConfig().epochs
 _DISK_SHARE = 0.9  # of what is free may be taken
+_UNEVEN_SHARE = 16  # of the disk for a part: so much more than others may the largest part be
 _BUFFERS = 4  # batches in memory, at the most: what they leave is for caches
 _NO_LIMIT = 1 << 62
 _TABLE_BYTES = 8  # per row: where it comes from
@@ -52,6 +54,12 @@ class EpochBytes:
         """Returns the most epochs whose batches and caches fit ``space`` bytes; 0: none does."""
         with_caches = (space - self.rows) // max(self.epoch + self.rows, 1)  # caches that still grow
         return max((space - self.most_cached) // max(self.epoch, 1), with_caches, 0)
+
+    def part_fitting(self, space: int) -> int:
+        """Returns the most batches of an epoch whose records and caches fit ``space`` bytes; 0: not one does."""
+        with_all_caches = self.train_batches * max(space - self.most_cached, 0) // max(self.epoch, 1)
+        with_own_rows = self.train_batches * space // max(self.epoch + self.rows, 1)
+        return min(max(with_all_caches, with_own_rows), self.train_batches)
 
     def fitting_with_test(self, space: int) -> int:
         """Does as :meth:`fitting`, of a run that has the test batches too."""
@@ -115,6 +123,27 @@ def for_training(
         f"{format_bytes(size.epoch)} each; {format_bytes(limit)} of disk may be taken (--disk-space)"
     )
     return EpochChoice(count, epochs, limit, why)
+
+
+def parts_of_epoch(
+    graph: Graph, sampling: SampleConfig, limits: PlanConfig, limit: int, concurrent: bool
+) -> int:
+    """Returns how many parts an epoch is to be prepared in, where not one whole epoch fits ``limit`` bytes of disk
+    beside the batches of evaluation; 0 where one does, or not even one batch.
+
+    Args:
+        concurrent: Whether a part is prepared while the one before it trains, so that two have to fit.
+    """
+    most = most_bytes(graph, sampling, limits)
+    if sampling.sampler == EXTERNAL or (most is not None and most.run(1) <= limit):
+        return 0
+    size = measured_bytes(graph, sampling, limits)
+    left = max(limit - size.evaluation, memory_tables.EVALUATION_DISK.bytes_of(limit))
+    if size.fitting(left):
+        return 0
+    pool = memory_tables.POOL_DISK.bytes_of(left) if concurrent else left
+    most_batches = size.part_fitting(pool - pool // _UNEVEN_SHARE)
+    return -(-size.train_batches // most_batches) if most_batches else 0
 
 
 def for_run(graph: Graph, sampling: SampleConfig, limits: PlanConfig, run: Path) -> EpochChoice:

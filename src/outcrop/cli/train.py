@@ -269,9 +269,10 @@ def _plan(found: dict[str, Any]) -> dict[str, str]:
     if found["run"] is not None:
         lines["run"] = found["run"]
     if found["writes"] is not None:
-        lines["prepared first"] = (
-            f"{found['writes']}, {found['epochs_at_a_time']} of {distinct} epochs at a time"
-        )
+        some = f"{found['epochs_at_a_time']} of {distinct} epochs"
+        if found["batches_at_a_time"] is not None:
+            some = f"{found['batches_at_a_time']:,} of {found['batches_per_epoch']:,} batches of an epoch"
+        lines["prepared first"] = f"{found['writes']}, {some} at a time"
     lines["model file"] = _where_the_model_goes(found)
     chosen = found["chosen"]
     return lines | {f"chosen {n}" if len(chosen) > 1 else "chosen": line for n, line in enumerate(chosen, 1)}
@@ -337,7 +338,10 @@ def _on_disk(report: dict[str, Any]) -> dict[str, object]:
     """Says what was written for the training: rows that are gone by now, or a run that stays."""
     facts: dict[str, object] = {}
     if report["spooled_epochs"]:
-        facts["rows"] = f"spooled to disk, {report['spooled_epochs']} epochs at a time"
+        some = f"{report['spooled_epochs']} epochs"
+        if report["pools"] and "batches" in report["pools"][0]:
+            some = "a part of an epoch"
+        facts["rows"] = f"spooled to disk, {some} at a time"
     if report["pools"]:
         how = "beside training" if report["pools"][0]["beside"] else "in turn: both at once exceed the budget"
         waited = sum(pool["waited_seconds"] for pool in report["pools"])

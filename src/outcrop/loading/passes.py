@@ -7,8 +7,9 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from outcrop.loading.consecutive import ConsecutiveLoader, ConsecutiveSession
 from outcrop.loading.ranks import Ranks
-from outcrop.loading.session import Loader, LoadSession
+from outcrop.loading.session import Between, Loader, LoadSession
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.levels import Level
 from outcrop.store.minibatch import MiniBatch
@@ -32,7 +33,7 @@ class Passes:
 
     def __init__(
         self,
-        session: Callable[[str, int], LoadSession],
+        session: Callable[[str, int], LoadSession | ConsecutiveSession],
         runtime: Runtime,
         check: Callable[[], None] | None = None,
         about: Callable[[int], dict[str, Any]] | None = None,
@@ -42,7 +43,7 @@ class Passes:
         self._session, self._runtime, self._check, self._about = session, runtime, check, about
         self._num_batches, self._ranks = num_batches, ranks
         self._epoch = 0
-        self._loader: Loader | None = None
+        self._loader: Loader | ConsecutiveLoader | None = None
         self._before = runtime.io.counters
 
     def start(self, split: str, epoch: int, first: int = 0) -> Iterator[MiniBatch]:
@@ -70,10 +71,10 @@ class Passes:
 
     def counters(self) -> dict[str, Any]:
         assert self._loader is not None
-        now, stats = self._runtime.io.counters, self._loader.stats
+        now, stats, between = self._runtime.io.counters, self._loader.stats, self._loader.between
         return {
-            "bytes_read": now.read_bytes - self._before.read_bytes,
-            "read_ops": now.read_ops - self._before.read_ops,
+            "bytes_read": now.read_bytes - self._before.read_bytes - between.bytes_read,
+            "read_ops": now.read_ops - self._before.read_ops - between.read_ops,
             "bytes_needed_from_disk": stats.bytes_needed,
             "rows_by_level": {**_NONE, **stats.rows_by_level},
             **({"rows_by_file": stats.rows_by_file} if len(stats.rows_by_file) > 1 else {}),
@@ -84,12 +85,16 @@ class Passes:
 class _CheckedPass(Iterator[MiniBatch]):
     """Looks before every batch of a pass whether to go on."""
 
-    def __init__(self, loader: Loader, check: Callable[[], None]):
+    def __init__(self, loader: Loader | ConsecutiveLoader, check: Callable[[], None]):
         self._loader, self._check = loader, check
 
     def __next__(self) -> MiniBatch:
         self._check()
         return next(self._loader)
+
+    @property
+    def between(self) -> Between:
+        return self._loader.between
 
     def close(self) -> None:
         self._loader.close()

@@ -94,6 +94,26 @@ class LoadStats:
                 of_file[level] = of_file.get(level, 0) + rows
                 self.rows_by_level[level] = self.rows_by_level.get(level, 0) + rows
 
+    def include(self, other: LoadStats) -> None:
+        """Adds what ``other`` has counted."""
+        if other.batches:
+            self.add(other.rows_by_file, other.bytes_needed)
+            self.batches += other.batches - 1
+
+
+@dataclass
+class Between:
+    """Adds up what was done between batches of a pass that is no part of it, such as preparing those that follow.
+
+    Attributes:
+        seconds: How long the pass stood still for it.
+        bytes_read, read_ops: What this process read for it.
+    """
+
+    seconds: float = 0.0
+    bytes_read: int = 0
+    read_ops: int = 0
+
 
 class LoadSession:
     """Holds buffers, caches and row source of one mode, kept from epoch to epoch.
@@ -229,7 +249,7 @@ class PassSteps:
 
 
 class Loader:
-    """Goes over the mini-batches of one epoch. ``stats`` counts what was delivered."""
+    """Goes over the mini-batches of one epoch. ``stats`` counts what was delivered; ``between`` has nothing."""
 
     def __init__(
         self,
@@ -243,7 +263,7 @@ class Loader:
         asked: PassSteps,
     ):
         complete, check, overlapped = asked.complete, asked.check, asked.overlapped
-        self.stats = LoadStats()
+        self.stats, self.between = LoadStats(), Between()
         self._transfer = transfer
         self._superseded = False
         trace = runtime.trace

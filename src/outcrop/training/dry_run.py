@@ -7,9 +7,10 @@ from typing import Any
 
 from outcrop.config import hidden_width
 from outcrop.training.batch_request import BatchRequest
+from outcrop.training.parts import choose_parts
 from outcrop.training.request import TrainRequest
 from outcrop.training.stored_checkpoints import place_of
-from outcrop.training.supply import choose_epochs
+from outcrop.training.supply import choose_epochs, folder_beside
 
 
 def facts(request: TrainRequest, chosen: Sequence[str] = ()) -> dict[str, Any]:
@@ -21,7 +22,8 @@ def facts(request: TrainRequest, chosen: Sequence[str] = ()) -> dict[str, Any]:
         - ``sampler``, ``fanouts``, ``batch_size``, ``batches_per_epoch`` (None: the mode decides);
         - ``epochs``, ``distinct_epochs``: all that are trained, and how many of them have batches of their own;
         - ``memory``, ``gpu_memory``, ``disk_space``: limits in bytes, None where there is none;
-        - ``run``: a prepared run; ``writes``: the folder that is prepared first, ``epochs_at_a_time`` into it;
+        - ``run``: a prepared run; ``writes``: the folder that is prepared first, ``epochs_at_a_time`` into it, or where
+          an epoch is prepared in parts ``batches_at_a_time`` of one, else None;
         - ``checkpoint`` and the ``next_epoch`` to be trained, None where nothing is left.
 
     Raises:
@@ -32,7 +34,7 @@ def facts(request: TrainRequest, chosen: Sequence[str] = ()) -> dict[str, Any]:
     model, training, kept = request.model, request.training, request.checkpoints
     request.check_folders()
     sampling, limits = batches.sampling, batches.limits
-    writes, at_a_time, why = _prepared(request, asked)
+    writes, at_a_time, part, why = _prepared(request, asked)
     return {
         "graph": str(graph.path),
         "nodes": graph.num_nodes,
@@ -56,17 +58,23 @@ def facts(request: TrainRequest, chosen: Sequence[str] = ()) -> dict[str, Any]:
         "run": None if request.run is None or request.refresh is not None else str(request.run),
         "writes": writes,
         "epochs_at_a_time": at_a_time,
+        "batches_at_a_time": part,
         "checkpoint": None if kept is None else place_of(kept),
         "next_epoch": asked.next_epoch,
     }
 
 
-def _prepared(request: TrainRequest, asked: BatchRequest) -> tuple[str | None, int | None, str]:
-    """Returns the folder that is prepared before training begins, how many epochs at a time, and why so many."""
+def _prepared(request: TrainRequest, asked: BatchRequest) -> tuple[str | None, int | None, int | None, str]:
+    """Returns the folder that is prepared before training begins, how many epochs at a time, or how many batches of
+    one, and why so many.
+    """
     done = asked.next_epoch is None and request.run is None
     if done or not request.prepares:
-        return None, None, ""
+        return None, None, None, ""
+    parts = choose_parts(asked, request.learning) if request.refresh is None else None
+    if parts is not None and parts.sooner:
+        return str(folder_beside(request.graph, ".pools")), 1, parts.batches, parts.why
     if not asked.refresh or request.refresh is not None:
-        return str(request.place), asked.sampling.epochs, ""
+        return str(request.place), asked.sampling.epochs, None, ""
     choice, folder = choose_epochs(asked)
-    return str(folder), choice.count, choice.why
+    return str(folder), choice.count, None, choice.why

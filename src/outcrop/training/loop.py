@@ -119,7 +119,8 @@ def train(
 
     Args:
         batches_for_epoch: The batches of an epoch, counted from 0; where training goes on within it, called with the
-            number of the first batch, too. An iterator with ``close`` is closed, also early.
+            number of the first batch, too. An iterator with ``close`` is closed, also early; the seconds of one with
+            ``between`` (:class:`outcrop.loading.session.Between`) are none of the epoch.
         valid_batches: Batches to score after an epoch.
         learning: Model and how it is trained; its ``layers`` are given.
         evaluate: Scores a model on batches; :func:`outcrop.training.evaluate.evaluate`.
@@ -354,11 +355,16 @@ class _Run:
         before, sums = replace(self.sums), self.sums
         start = time.perf_counter()
         iterator = iter(batches)
+        start -= _between(iterator)
+
+        def seconds() -> float:
+            return before.seconds + time.perf_counter() - _between(iterator) - start
+
         try:
             while self._step(epoch, iterator, trace):
                 showing.batch(epoch, sums.batch)
                 if self._save_now:
-                    sums.seconds = before.seconds + time.perf_counter() - start
+                    sums.seconds = seconds()
                     with (
                         trace.span("train.checkpoint", epoch=epoch),
                         self._group.together("writing a checkpoint"),
@@ -370,11 +376,11 @@ class _Run:
                 close()
         if sums.batch == 0:
             raise ArgumentError(f"epoch {epoch} has no training batches: the train split is empty")
-        seconds = before.seconds + time.perf_counter() - start
+        took = seconds()
         loss = sums.loss / sums.labelled if sums.labelled else math.nan
         counted = _added(before.counters, self._counted(counters()))
         self.sums = _Sums()
-        return EpochRecord(epoch, seconds, sums.load_seconds, loss, counters=counted)
+        return EpochRecord(epoch, took, sums.load_seconds, loss, counters=counted)
 
     def _step(self, epoch: int, iterator: Iterator[MiniBatch], trace: Trace) -> bool:
         """Trains on the batches of the next step; False where the epoch is over."""
@@ -419,9 +425,9 @@ class _Run:
         return True
 
     def _next(self, iterator: Iterator[MiniBatch]) -> MiniBatch | None:
-        asked = time.perf_counter()
+        asked = time.perf_counter() - _between(iterator)
         batch = next(iterator, None)
-        self.sums.load_seconds += time.perf_counter() - asked
+        self.sums.load_seconds += time.perf_counter() - _between(iterator) - asked
         return batch
 
     @property
@@ -602,6 +608,12 @@ class _Run:
         return TrainResult(
             self.model, self.records, self.best_epoch, self.batch_losses, self.resumed_from, early
         )
+
+
+def _between(batches: Iterator[MiniBatch]) -> float:
+    """Returns the seconds that a pass stood still so far for what is no part of the epoch."""
+    between = getattr(batches, "between", None)
+    return 0.0 if between is None else between.seconds
 
 
 @contextmanager

@@ -1,6 +1,9 @@
 """Sample pools that are refreshed: pool k holds the batches of epochs kE to (k + 1)E - 1, or to the last one, and is
 gone after them.
 
+Where not even one epoch fits the disk, a pool holds a part of one (:mod:`outcrop.training.pool_numbers`): an epoch goes
+from pool to pool. Of epochs that are replayed the same parts are prepared again each time.
+
 While pool k trains, pool k + 1 is prepared by a process of its own, ``outcrop prepare-pool``: at the lowest CPU and
 I/O priority, in a quarter of the memory budget, no faster than a given rate, dead when its parent is. Batches are
 keyed by the number of their epoch, so the result is that of preparing all epochs at once, whatever the timing.
@@ -30,11 +33,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from outcrop.config import DeviceConfig, PlanConfig, SampleConfig, exact_bytes
 from outcrop.errors import ArgumentError, BudgetError, OutcropError
+from outcrop.loading.consecutive import ConsecutiveSession
 from outcrop.loading.open import open_session
 from outcrop.loading.session import LoadSession
 from outcrop.preparation.prepare import PrepareReport, prepare_described
@@ -47,6 +52,7 @@ from outcrop.store import manifest as manifests
 from outcrop.store import run as runs
 from outcrop.store.lock import make_folders
 from outcrop.training.batch_request import BatchRequest
+from outcrop.training.pool_numbers import PoolNumbers
 
 _POLL_SECONDS = 0.05
 _MOST_STDERR_BYTES = 4096
@@ -113,24 +119,34 @@ class PoolRecord:
     """Records how one pool was used.
 
     Attributes:
+        first_epoch, epochs: First of the epochs that it has batches of, and how many there are.
         waited_seconds: Seconds that training stood still for it, from the end of the pool before.
         disk_bytes: Bytes of its files.
         concurrent: Whether it was prepared while the one before it trained; else the two alternated.
-        bytes_read, bytes_written: Bytes of preparing it in this process, between two epochs; 0 where another did.
+        bytes_read, bytes_written: Bytes of preparing it in this process, between two pools; 0 where another did.
+        batches: Which batches of its only epoch it holds, the first and how many, where these are a part of them; None:
+            it holds whole epochs.
     """
 
     pool: int
     first_epoch: int
+    epochs: int
     waited_seconds: float
     disk_bytes: int
     concurrent: bool
     bytes_read: int = 0
     bytes_written: int = 0
+    batches: tuple[int, int] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the fields under their names in reports, where ``concurrent`` is ``beside``."""
+        """Returns the fields under their names in reports: ``concurrent`` is ``beside``; ``batches`` where they are
+        a part of an epoch.
+        """
         names = {"concurrent": "beside"}
-        return {names.get(name, name): value for name, value in asdict(self).items()}
+        fields = {name: value for name, value in asdict(self).items() if name != "epochs"}
+        if self.batches is None:
+            del fields["batches"]
+        return {names.get(name, name): value for name, value in fields.items()}
 
 
 class Background:
@@ -189,15 +205,24 @@ class Pools:
     """Holds the pools of one training.
 
     Args:
-        request: What is sampled; ``sampling.epochs`` is E. Of its limits ``memory`` is the budget of everything,
-            ``disk_space`` that of all files. ``rate`` limits what preparing in the background reads and writes: what is
-            prepared in turn has no training to spare, and no limit.
+        request: What is sampled; ``sampling.epochs`` is E, ``pool_batches`` what a pool has that holds a part of an
+            epoch. Of its limits ``memory`` is the budget of everything, ``disk_space`` that of all files. ``rate``
+            limits what preparing in the background reads and writes: what is prepared in turn has no training to spare,
+            and no limit.
         folder: Where they lie; made where needed, removed by nobody but the user.
         group: Processes that train on them; all of them do the same in the same order. None: this one alone.
+
+    Raises:
+        ArgumentError: Several processes train, and pools are to hold parts of an epoch.
     """
 
     def __init__(self, request: BatchRequest, folder: Path, group: Group | None = None):
         self._group = group or Group()
+        if request.pool_batches is not None and not self._group.alone:
+            raise ArgumentError(
+                f"{self._group.world} processes train on whole epochs: an epoch is prepared in parts for one process "
+                "alone"
+            )
         self._leads = True  # whether this process prepares what is in its folder
         self._graph, self._folder, self._config, self._plan = (
             request.graph,
@@ -205,7 +230,9 @@ class Pools:
             request.sampling,
             request.limits,
         )
-        self._epochs, self._rate, self._topology = request.epochs, request.rate, request.topology
+        self._rate, self._topology = request.rate, request.topology
+        self._next_batch = request.next_batch
+        self.numbers = PoolNumbers.of_request(request)
         self._mode = request.packed
         self._concurrent = request.concurrent
         self.budget = next(PoolBudget.possible(request.limits.memory, request.concurrent))
@@ -263,7 +290,7 @@ class Pools:
         if first_epoch is None:
             self._remove_but(())
             return None
-        number = first_epoch // self._config.epochs
+        number = self.numbers.number(first_epoch, self._next_batch)
         self._remove_but((number, number + 1) if self.budget.concurrent else (number,))
         self._describe_pool(number)
         self._first = number
@@ -292,9 +319,7 @@ class Pools:
                 )
 
     def _describe_pool(self, number: int) -> None:
-        first = number * self._config.epochs
-        epochs = min(self._config.epochs, self._epochs - first)
-        config = replace(self._config, splits=("train",), first_epoch=first, epochs=epochs)
+        config = self.numbers.config(number)
         plan = replace(self._plan, memory=self.budget.train, disk_space=self._pool_space)
         self._describe(self._pool(number), config, plan)
 
@@ -310,13 +335,20 @@ class Pools:
             if match and int(match[1]) not in kept:
                 shutil.rmtree(found)
 
-    def session(self, split: str, epoch: int, runtime: Runtime, device: DeviceConfig) -> LoadSession:
+    def session(
+        self, split: str, epoch: int, runtime: Runtime, device: DeviceConfig
+    ) -> LoadSession | ConsecutiveSession:
         """Opens loading of one epoch of ``split``; goes on to the next pool, and waits for it, where ``epoch`` needs
-        it.
+        it. Where pools hold parts of an epoch they are opened when their batches are asked for.
         """
-        number = epoch // self._config.epochs
         if split != "train":
             return self._open(EVAL, runtime, device)
+        if self.numbers.part is None:
+            return self._session(self.numbers.number(epoch), runtime, device)
+        opening = partial(self._session, runtime=runtime, device=device)
+        return ConsecutiveSession(self.numbers.of_epoch(epoch), opening, runtime)
+
+    def _session(self, number: int, runtime: Runtime, device: DeviceConfig) -> LoadSession:
         if number == self._current:
             return self._open(self._pool(number).name, runtime, device)
         return self._switch(number, runtime, device)
@@ -353,15 +385,30 @@ class Pools:
         self._current = number
         disk = system.bytes_of_files(self._pool(number))
         waited = time.monotonic() - started
-        record = PoolRecord(number, number * self._config.epochs, waited, disk, self.budget.concurrent)
+        record = self._record(number, waited, disk)
         if made is not None:
             record.bytes_read, record.bytes_written = made.bytes_read, made.bytes_written
         self.records.append(record)
         runtime.trace.event("pool", pool=number, waited_seconds=waited)
-        if self._leads and self.budget.concurrent and (number + 1) * self._config.epochs < self._epochs:
+        if self._leads and self.budget.concurrent and number + 1 < self.numbers.count:
             self._describe_pool(number + 1)
             self._background = Background(self._pool(number + 1), self.budget.prepare, self._rate)
         return session
+
+    def _record(self, number: int, waited: float, disk_bytes: int) -> PoolRecord:
+        numbers = self.numbers
+        record = PoolRecord(
+            number,
+            numbers.first_epoch(number),
+            numbers.epochs_a_pool,
+            waited,
+            disk_bytes,
+            self.budget.concurrent,
+        )
+        if numbers.part is not None:
+            held = numbers.batches_in(number)
+            record.batches = (held.start, len(held))
+        return record
 
     def _finish_background(self, runtime: Runtime) -> None:
         assert self._background is not None

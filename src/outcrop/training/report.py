@@ -14,7 +14,8 @@ class TrainReport:
 
     Attributes:
         distinct_epochs: Epochs trained on batches of their own; the others replayed theirs.
-        prepared_epochs: Epochs prepared at a time; None: batches were drawn as they were wanted.
+        prepared_epochs: Epochs prepared at a time; None: batches were drawn as they were wanted. Where an epoch was
+            prepared in parts, ``pools`` say which ``batches`` each had.
         chosen: What was chosen for the user, and why: lines.
         model: The trained :class:`outcrop.nn.models.Model` with the parameters of ``best_epoch``, in eval mode, on the
             device of the training. Not in ``as_dict``, where ``model`` is ``model_name``.

@@ -201,12 +201,14 @@ class TrainRequest:
     @property
     def batch_request(self) -> BatchRequest:
         """Returns the batches that the training asks for."""
+        epoch, batch = self._next_batch()
         return BatchRequest(
             self.graph,
             self.batches.sampling,
             self.batches.limits,
             self.training.epochs,
-            next_epoch=self._next_epoch(),
+            next_epoch=epoch,
+            next_batch=batch,
             refresh=self.batches.new_batches,
             rate=None if self.refresh is None else self.refresh.bytes_per_second,
             topology=self.mode.topology,
@@ -244,7 +246,7 @@ class TrainRequest:
         if self.checkpoints is not None:
             check_checkpoint(self.checkpoints, self.learning)
         there = any(folder_beside(self.graph, suffix).exists() for suffix in (".run", ".pools"))
-        if self.prepares and self.run is None and not there and self._next_epoch() is not None:
+        if self.prepares and self.run is None and not there and self._next_batch()[0] is not None:
             check_beside(self.graph)
 
     def batches_of(self, split: str) -> int | None:
@@ -255,13 +257,17 @@ class TrainRequest:
             return None
         return -(-self.graph.spec(split).shape[0] // sampling.batch_size)
 
-    def _next_epoch(self) -> int | None:
-        """Returns the epoch that training begins with, or goes on within; None where there is nothing left to train."""
+    def _next_batch(self) -> tuple[int | None, int]:
+        """Returns the epoch that training begins with, or goes on within, and the number of the batch; no epoch where
+        there is nothing left to train.
+        """
         path = None
         if self.checkpoints is not None and self.checkpoints.resume:
             path = self.checkpoints.path / checkpoints.LAST
         if path is None or not path.exists():
-            return 0
+            return 0, 0
         meta = checkpoints.read(path).meta
         ended = loop.stopped_early(meta.history, meta.best_epoch, self.training.patience)
-        return None if ended or meta.epochs_done >= self.training.epochs else meta.epochs_done
+        if ended or meta.epochs_done >= self.training.epochs:
+            return None, 0
+        return meta.epochs_done, int(meta.partial.get("batch", 0))

@@ -33,6 +33,7 @@ from outcrop.training import loop as training
 from outcrop.training import spool
 from outcrop.training.batch_request import BatchRequest
 from outcrop.training.choices import Choices
+from outcrop.training.parts import supply_within_disk
 from outcrop.training.processes import name_of_kind, other_processors, processor_kind, usual_threads
 from outcrop.training.report import TrainReport
 from outcrop.training.request import TrainRequest
@@ -202,9 +203,14 @@ def _supply(
         return prepare_supply(asked, request.place, group=group), ""
     if not group.alone:
         return supply_of_several(asked, folder_beside(request.graph, ".run"), group), ""
-    if asked.refresh and request.refresh is None:
-        return supply_every_epoch(asked, said.add), ""
-    return prepare_supply(asked, request.place), ""
+    if request.refresh is not None:
+        return prepare_supply(asked, request.place), ""
+    supplied = (
+        partial(supply_every_epoch, asked, said.add)
+        if asked.refresh
+        else partial(prepare_supply, asked, request.place)
+    )
+    return supply_within_disk(asked, request.learning, said.add, supplied), ""
 
 
 def _settings(request: TrainRequest) -> dict[str, Any]:

@@ -16,16 +16,18 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from outcrop.advisor import auto, choose, machine, shapes
+from outcrop.advisor import auto, choose, epochs_at_a_time, machine, shapes
 from outcrop.advisor.choose import SpoolDecision, WorkloadFacts
 from outcrop.device import gpu_named
 from outcrop.errors import BudgetError
 from outcrop.loading.modes import Online
 from outcrop.runtime import system
+from outcrop.runtime.progress import Progress
 from outcrop.store.graph import Graph
 from outcrop.store.lock import opened, try_lock
 from outcrop.training.batch_request import BatchRequest
 from outcrop.training.learning import LearningTask
+from outcrop.training.pool_numbers import batches_of_epoch
 from outcrop.training.supply import BatchSupply, prepare_supply
 
 LEAST_BYTES = 64 << 20  # of features: less is read in a second
@@ -51,8 +53,8 @@ def supply(
         request,
         sampling=replace(request.sampling, epochs=spooling.epochs),
         limits=replace(request.limits, disk_space=spooling.disk_space),
-        # Where the CPU trains it has nothing left for preparing.
-        concurrent=gpu_named(learning.training.device) is not None,
+        concurrent=_prepares_beside(learning),
+        pool_batches=part_batches(request, spooling.parts),
     )
     with ExitStack() as trying:
         try:
@@ -69,7 +71,7 @@ def decide_spooling(request: BatchRequest, learning: LearningTask) -> SpoolDecis
     It takes less than a second.
     """
     graph, limits, progress = request.graph, request.limits, request.progress
-    epochs = 0 if request.next_epoch is None else request.epochs - request.next_epoch
+    epochs = epochs_left(request)
     direct = SpoolDecision(0, limits.disk_space, "")
     if (
         limits.memory is None  # everything is cached
@@ -85,29 +87,66 @@ def decide_spooling(request: BatchRequest, learning: LearningTask) -> SpoolDecis
     rough = machine.rough_hardware(graph.measured_file)
     if rough is None:
         return direct
-    task = "look at a few batches"
-    if progress is not None:
-        progress.start(task, 1, "steps")
+    with _looking(progress):
+        facts, seen = workload(request, learning, rough.disk.bytes_per_s)
+        limit = epochs_at_a_time.disk_limit(parent, limits.disk_space)
+        parts = epochs_at_a_time.parts_of_epoch(
+            graph, request.sampling, limits, limit, _prepares_beside(learning)
+        )
+    found = choose.choose_spooling(replace(facts, parts=parts), rough)
+    return replace(found, direct_fits=seen.most_bytes(graph) <= limits.memory // _DIRECT_SHARE)
+
+
+def workload(
+    request: BatchRequest, learning: LearningTask, write_bytes_per_s: float
+) -> tuple[WorkloadFacts, auto.BatchProbe]:
+    """Looks at a few batches and a training step, within the memory budget, which is limited; returns what choices
+    depend on, and the batches.
+    """
+    graph, limits = request.graph, request.limits
+    assert limits.memory is not None
     seen = auto.probe_batches(graph, request.sampling, limits.memory)
     step_s = _step_seconds(graph, seen, learning)
     system.return_freed_memory()
-    if progress is not None:
-        progress.finish(task)
-    disk = os.statvfs(parent)
+    disk = os.statvfs(graph.path.resolve().parent)
     facts = WorkloadFacts(
         available_bytes=limits.memory,
         free_disk_bytes=disk.f_bavail * disk.f_frsize,
-        epochs=epochs,
+        epochs=epochs_left(request),
         pool=request.sampling.epochs,
         evaluated=graph.spec("valid").shape[0] / max(seen.seeds, 1) if graph.has("valid") else 0.0,
         refresh=request.refresh,
         compute_s=step_s * seen.count,
-        write_bytes_per_s=rough.disk.bytes_per_s,
+        write_bytes_per_s=write_bytes_per_s,
         disk_space=limits.disk_space,
         **seen.facts(graph),
     )
-    found = choose.choose_spooling(facts, rough)
-    return replace(found, direct_fits=seen.most_bytes(graph) <= limits.memory // _DIRECT_SHARE)
+    return facts, seen
+
+
+def epochs_left(request: BatchRequest) -> int:
+    """Counts the epochs that are still to be trained."""
+    return 0 if request.next_epoch is None else request.epochs - request.next_epoch
+
+
+def part_batches(request: BatchRequest, parts: int) -> int | None:
+    """Returns the batches of a pool where an epoch is prepared in ``parts`` equal ones; None where ``parts`` is 0."""
+    return -(-batches_of_epoch(request.graph, request.sampling) // parts) if parts else None
+
+
+def _prepares_beside(learning: LearningTask) -> bool:
+    """Tells whether rows are spooled beside training: where the CPU trains it has nothing left for preparing."""
+    return gpu_named(learning.training.device) is not None
+
+
+@contextmanager
+def _looking(progress: Progress | None) -> Iterator[None]:
+    task = "look at a few batches"
+    if progress is not None:
+        progress.start(task, 1, "steps")
+    yield
+    if progress is not None:
+        progress.finish(task)
 
 
 def _step_seconds(graph: Graph, seen: auto.BatchProbe, learning: LearningTask) -> float:

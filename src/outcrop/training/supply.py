@@ -12,6 +12,7 @@ from typing import Any
 from outcrop.advisor import epochs_at_a_time as epoch_choice
 from outcrop.config import DeviceConfig, SampleConfig
 from outcrop.errors import BudgetError
+from outcrop.loading.consecutive import ConsecutiveSession
 from outcrop.loading.modes import Mode
 from outcrop.loading.needs import BatchCounter, SessionNeeds
 from outcrop.loading.open import open_session
@@ -78,19 +79,21 @@ class BatchSupply:
         }
 
     def _prepare_seconds(self, epoch: int) -> float:
-        begun = self.request.next_epoch or 0
-        first, seconds = begun, 0.0 if self.report is None else self.report.seconds
-        last = self.request.epochs
-        if self.pools is not None:
-            each = self.request.sampling.epochs
-            pool = next(p for p in self.pools.records if p.first_epoch <= epoch < p.first_epoch + each)
-            first, last = max(pool.first_epoch, begun), min(pool.first_epoch + each, last)
-            seconds = pool.waited_seconds + (seconds if pool is self.pools.records[0] else 0.0)
-        return seconds / (last - first)
+        begun, end = self.request.next_epoch or 0, self.request.epochs
+        before = 0.0 if self.report is None else self.report.seconds
+        if self.pools is None:
+            return before / (end - begun)
+        seconds = 0.0
+        for pool in self.pools.records:
+            first, last = pool.first_epoch, pool.first_epoch + pool.epochs
+            if first <= epoch < last:
+                waited = pool.waited_seconds + (before if pool is self.pools.records[0] else 0.0)
+                seconds += waited / (min(last, end) - max(first, begun))
+        return seconds
 
     def open(
         self, runtime: Runtime, device: DeviceConfig, epoch_splits: tuple[str, ...], closing: ExitStack
-    ) -> tuple[Callable[[str, int], LoadSession], Callable[[], None] | None]:
+    ) -> tuple[Callable[[str, int], LoadSession | ConsecutiveSession], Callable[[], None] | None]:
         """Returns what loads an epoch of a split, and what to call for every batch, if anything."""
         if self.pools is not None:
             closing.callback(self.pools.close)
@@ -165,7 +168,8 @@ def prepare_supply(
     say: Callable[[str], None] | None = None,
     group: Group | None = None,
 ) -> BatchSupply:
-    """Prepares a run in ``folder``, or pools where they are to be refreshed, and returns the supply of its batches.
+    """Prepares a run in ``folder``, or pools where they are to be refreshed, or hold parts of an epoch, and returns the
+    supply of its batches.
 
     Args:
         say: Told what is replaced.
@@ -175,7 +179,7 @@ def prepare_supply(
         BudgetError: A limit cannot be met.
     """
     graph, sampling, limits = request.graph, request.sampling, request.limits
-    if request.refresh:
+    if request.refresh or request.pool_batches is not None:
         pools = Pools(request, folder, group)
         return BatchSupply(
             request, request.packed, folder, pools, pools.prepare(request.next_epoch, request.progress)

@@ -435,6 +435,56 @@ def test_online_spools_where_that_is_sooner_done_and_fits():
         assert "predicted" in direct.why
 
 
+def test_an_epoch_that_does_not_fit_the_disk_is_prepared_in_parts_where_that_is_sooner_done():
+    here = a_profile({}).hardware()
+    features, read_rate = 8 << 30, 1000 * (1 << 20)
+    some = {
+        "epochs": 50,
+        "compute_s": 0.0,
+        "refresh": True,
+        "rows": 2e8,
+        "online_requests": 1.3e8,
+        "online_bytes": 6e11,
+    }
+    wanted = 2e8 * 512 * 0.9
+    for count in (2, 5):
+        # All features are read for each part, the rows written once and read once.
+        want = 50 * (count * features / read_rate + wanted / 1e9 + wanted / read_rate)
+        found = choose.part_seconds(facts(**some, parts=count), here)
+        assert found == pytest.approx(want, rel=0.05)
+    # Where all of an epoch's rows would fit, sharing is packing; with room for nothing but the features all is random.
+    fits = facts(**some, parts=2)
+    assert choose.shared_seconds(fits, here, 1 << 50) == pytest.approx(
+        50 * (features / read_rate + wanted / 1e9 + wanted / read_rate), rel=0.05
+    )
+    assert choose.shared_seconds(fits, here, int(1.2 * features) - 1) == math.inf
+    slowest = choose.shared_seconds(fits, here, int(1.2 * features))
+    between = choose.shared_seconds(fits, here, 4 * features)
+    assert choose.shared_seconds(fits, here, 1 << 50) < between < slowest
+
+    tight = {**some, "disk_space": 40 << 30}
+    sooner, said = choose.choose_parts(facts(**tight, parts=3), here)
+    assert sooner
+    assert said.startswith("an epoch is prepared in 3 parts")
+    assert "if batches share rows on disk" in said
+    assert not choose.choose_parts(facts(**tight, parts=500), here)[0]  # features would be read 500 times
+    assert not choose.choose_parts(facts(**tight, parts=3), None)[0]  # nobody knows the disk
+    for disk in (here, None):  # and sharing is not possible
+        sooner, said = choose.choose_parts(facts(**{**some, "disk_space": 5 << 30}, parts=40), disk)
+        assert sooner
+        assert said.startswith("an epoch is prepared in 40 parts")
+        assert "cannot share" in said
+
+    found = choose.choose_spooling(facts(**tight, parts=3), here)
+    assert (found.epochs, found.parts, found.disk_space) == (1, 3, 40 << 30)
+    assert "an epoch is prepared in 3 parts" in found.why
+    assert found.spooled_s == choose.part_seconds(facts(**tight, parts=3), here) < found.direct_s
+    assert choose.choose_spooling(facts(**{**tight, "refresh": False}, pool=4, parts=3), here).epochs == 4
+    assert choose.choose_spooling(facts(**tight, parts=500), here).parts == 0
+    quick = {**tight, "online_requests": 1e5, "online_bytes": 4e9}
+    assert choose.choose_spooling(facts(**quick, parts=3), here).epochs == 0
+
+
 @given(
     st.lists(st.lists(st.integers(0, 40), unique=True), max_size=4), st.integers(0, 60), st.integers(41, 50)
 )
