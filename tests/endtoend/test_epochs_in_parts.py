@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import outcrop as oc
 from artifact_support import python, small_graph
 from outcrop.advisor import choose
 from outcrop.api.train import train
@@ -24,6 +25,8 @@ from outcrop.store import samples
 from outcrop.store.graph import Graph
 from outcrop.training import parts, pools, spool
 from outcrop.training.batch_request import BatchRequest
+from typed_training_support import EPOCHS as TYPED_EPOCHS
+from typed_training_support import OPTIONS
 
 SAMPLING: dict[str, Any] = {
     "fanouts": (3, 3),
@@ -312,6 +315,21 @@ def test_a_dry_run_says_so(wide: Graph) -> None:
 def test_where_parts_do_not_fit_either_it_does_as_before(wide: Graph) -> None:
     with pytest.raises(BudgetError, match="smallest --disk-space"):
         train(wide, **WIDE, epochs=1, memory="2MiB", mode="packed", disk_space="100KiB")
+
+
+def test_parts_of_a_graph_with_types(tmp_path: Path, in_parts: Any) -> None:
+    """Rows of several files, learned rows among them, and dropout: the losses in memory."""
+    shape = oc.GenerateConfig(nodes=600, edges=9000, kind="typed", features=16, train_fraction=0.3)
+    graph = oc.generate_graph(tmp_path / "g.oc", shape, progress=False)
+    options = {**OPTIONS, "observer": oc.Observer(progress=False)}
+    want = oc.train(graph, loading="memory", **{**options, "memory": None})
+    in_parts(3)
+    report = oc.train(graph, loading="packed", **options)
+    assert report.batch_losses == want.batch_losses
+    assert [e["valid_accuracy"] for e in report.epochs] == [e["valid_accuracy"] for e in want.epochs]
+    assert [pool["batches"] for pool in report.pools] == [(0, 3), (3, 3), (6, 1)] * TYPED_EPOCHS
+    files = [[sum(rows.values()) for rows in e["rows_by_file"]] for e in report.epochs]
+    assert files == [[sum(rows.values()) for rows in e["rows_by_file"]] for e in want.epochs]
 
 
 def test_several_processes_have_whole_epochs(graph: Graph, tmp_path: Path) -> None:

@@ -139,7 +139,10 @@ def choose(facts: WorkloadFacts, hardware: Hardware) -> Choice:
     least = _least_space(facts, packed_bytes)
     budget = f"memory {format_bytes(memory)} of {format_bytes(facts.available_bytes)} available"
     if shared and limit < least:
-        why = f"{budget}; online: packing takes at least {format_bytes(least)} of disk, there are {format_bytes(limit)}"
+        why = (
+            f"{budget}; online: packing whole epochs takes at least {format_bytes(least)} of disk, there are "
+        )
+        why += format_bytes(limit)
         return Choice(memory, Online.name, facts.disk_space, why, packed_s, online_s)
     sooner = packed_s <= online_s
     mode = Packed.name if sooner else Online.name
@@ -181,7 +184,7 @@ def choose_spooling(facts: WorkloadFacts, hardware: Hardware) -> SpoolDecision:
         spooled_s = parts_s if space < least else spooled_s
     if space < least:
         needed = format_bytes(spool.fraction.denominator * least)
-        why = f"spooling takes at least {needed} of disk, there are {format_bytes(limit)}"
+        why = f"spooling whole epochs takes at least {needed} of disk, there are {format_bytes(limit)}"
     elif direct_s < _WORTH * spooled_s:
         why = f"{facts.epochs} epochs are predicted to take {direct_s:.3g} s so, {spooled_s:.3g} s spooled"
     else:

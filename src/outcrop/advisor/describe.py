@@ -259,7 +259,7 @@ def _ways(description: Description, place: Place, counted: _Counts, compute_s: f
     )
     found["fits"] = room is None or disk <= room
     found["why"] = (
-        counted.least_disk
+        f"{counted.least_disk}; train prepares each epoch in parts where the disk has room for one"
         if counted.least_disk
         else "batches share rows on disk"
         if counted.shared is not None

@@ -65,7 +65,9 @@ class PoolNumbers:
     def number(self, epoch: int, batch: int = 0) -> int:
         """Returns the pool that has ``batch`` of ``epoch``; where the epoch ends before it, the pool after that."""
         first = epoch // self.epochs_a_pool * self.pools_an_epoch
-        return min(first if self.part is None else first + batch // self.part, self.count - 1)
+        if self.part is not None:
+            first += self.pools_an_epoch if batch >= self.batches else batch // self.part
+        return min(first, self.count - 1)
 
     def first_epoch(self, number: int) -> int:
         """Returns the epoch of the training that pool ``number`` begins with."""
