@@ -23,6 +23,7 @@ from outcrop.rows.rings import GpuDiskRows
 from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import open_graph
+from outcrop.training import parts
 from prepare_support import prepare
 from run_support import a_graph, as_rows, random_features
 
@@ -372,3 +373,19 @@ def test_what_was_not_planned_for_so_little_is_refused(made, gpu):
     graph, run = made
     with pytest.raises(BudgetError, match=r"for device-(cache|batches) do not fit"):
         train(graph, run=run, epochs=1, device=GPU, gpu_memory=DEVICE_BYTES // 2)
+
+
+@pytest.mark.parametrize("memory", ["1640KiB", "64MiB"])
+def test_epochs_in_parts_learn_what_whole_epochs_do(made, gpu, monkeypatch, memory):
+    """On one device, bit for bit: in turn, and beside training."""
+    graph, _ = made
+    options = {
+        "fanouts": (3, 3), "batch_size": 20, "epochs": 2, "hidden": 8, "trace_losses": True, "device": GPU,
+        "gpu_memory": DEVICE_BYTES, "memory": memory, "progress": False,
+    }  # fmt: skip
+    want = train(graph, mode="online", **options)
+    monkeypatch.setattr(parts, "choose_parts", lambda *_: parts.PartChoice(3, 8 << 20, "as the test says"))
+    found = train(graph, mode="packed", **options)
+    assert found.batch_losses == want.batch_losses
+    assert {pool["beside"] for pool in found.pools} == {memory == "64MiB"}
+    assert [pool["batches"] for pool in found.pools] == [(0, 3), (3, 3), (6, 3), (9, 1)] * 2

@@ -317,6 +317,19 @@ def test_where_parts_do_not_fit_either_it_does_as_before(wide: Graph) -> None:
         train(wide, **WIDE, epochs=1, memory="2MiB", mode="packed", disk_space="100KiB")
 
 
+def test_parts_that_turn_out_not_to_fit_leave_the_disk_to_whole_epochs(
+    tmp_path: Path, in_memory: Any, in_parts: Any
+) -> None:
+    """Parts of all batches in too little disk; without the limit of the choice whole epochs have room."""
+    graph = small_graph(tmp_path / "graph")
+    in_parts(5, limit=50 << 10)
+    report = trained(graph)
+    assert losses(report) == in_memory[True]
+    assert "whole epochs are prepared instead" in report.chosen
+    assert report.pools == []
+    assert not folder_of(graph).exists()
+
+
 def test_parts_of_a_graph_with_types(tmp_path: Path, in_parts: Any) -> None:
     """Rows of several files, learned rows among them, and dropout: the losses in memory."""
     shape = oc.GenerateConfig(nodes=600, edges=9000, kind="typed", features=16, train_fraction=0.3)

@@ -5,8 +5,10 @@ predicted to take longer, or do not fit either.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from outcrop.advisor import choose, epochs_at_a_time, machine
 from outcrop.config.sampling import EXTERNAL
@@ -85,23 +87,35 @@ def supply_within_disk(
         return of_whole_epochs()
     if choice.sooner:
         try:
-            return _in_parts(request, choice, say)
+            with _giving_up(folder_beside(request.graph, ".pools")):
+                return _in_parts(request, choice, say)
         except BudgetError as error:
             say(f"whole epochs are prepared instead: {error}")
             return of_whole_epochs()
-    run = folder_beside(request.graph, ".run")
-    there = run.exists()
     try:
-        return of_whole_epochs()
+        with _giving_up(folder_beside(request.graph, ".run")):
+            return of_whole_epochs()
     except BudgetError as error:
         if error.limit != "disk":
             raise
-        if not there:  # what was begun there would take the disk of the parts
-            shutil.rmtree(run, ignore_errors=True)
         try:
             return _in_parts(request, choice, say)
         except BudgetError:
             raise error from None
+
+
+@contextmanager
+def _giving_up(folder: Path) -> Iterator[None]:
+    """Removes what was begun in ``folder`` where a limit cannot be met so, as its disk is for what is done instead; a
+    folder that was there before stays.
+    """
+    there = folder.exists()
+    try:
+        yield
+    except BudgetError:
+        if not there:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _in_parts(request: BatchRequest, choice: PartChoice, say: Callable[[str], None]) -> BatchSupply:
