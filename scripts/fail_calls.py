@@ -458,11 +458,21 @@ def import_all() -> None:
     gc.freeze()
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parser_of(doc: str | None) -> argparse.ArgumentParser:
+    """Returns a parser of what is typed for a search over jobs, which ``doc`` describes."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", nargs="*", help="by name; all unless given")
+    return parser
+
+
+def chosen_jobs(inputs: Path, names: Sequence[str]) -> list[Job]:
+    """Makes the inputs of all jobs in ``inputs``; returns the jobs with these names, all where there are none."""
+    make_inputs(inputs)
+    return [job for job in jobs(inputs) if not names or job.name in names]
+
+
+def main() -> int:
+    parser = parser_of(__doc__)
     parser.add_argument("--every", type=int, default=1, help="takes each N-th call alone")
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}")
     parser.add_argument("--at", type=int, help="takes this call alone")
@@ -475,8 +485,7 @@ def main() -> int:
     import_all()
     shared, began = Shared(library), time.monotonic()
     with memory_folder() as folder:
-        make_inputs(folder / "made")
-        chosen = [job for job in jobs(folder / "made") if not asked.jobs or job.name in asked.jobs]
+        chosen = chosen_jobs(folder / "made", asked.jobs)
         search = Search(shared, folder, lambda text: print(text, flush=True))
         for job in chosen:
             search.learn(job)

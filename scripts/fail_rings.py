@@ -14,7 +14,6 @@ where something was otherwise, and with a remark where there is no io_uring.
 
 from __future__ import annotations
 
-import argparse
 import errno
 import os
 import shutil
@@ -172,10 +171,7 @@ def learn(job: Job, case: Path) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("jobs", nargs="*", help="by name; all unless given")
+    parser = fail_calls.parser_of(__doc__)
     parser.add_argument("--every", type=int, default=1, help="takes each N-th request alone")
     parser.add_argument("--faults", default=",".join(FAULTS))
     parser.add_argument("--at", type=int, help="takes this request alone")
@@ -189,10 +185,7 @@ def main() -> int:
     wrong, count, named = 0, 0, 0
     folder = Path(tempfile.mkdtemp(prefix="outcrop-rings-"))
     try:
-        fail_calls.make_inputs(folder / "made")
-        for job in fail_calls.jobs(folder / "made"):
-            if asked.jobs and job.name not in asked.jobs:
-                continue
+        for job in fail_calls.chosen_jobs(folder / "made", asked.jobs):
             requests = learn(job, folder / "case")
             for number, name in enumerate(asked.faults.split(",")):
                 first = 7 * number % min(asked.every, requests)

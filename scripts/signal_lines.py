@@ -12,7 +12,6 @@ where something was otherwise.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import shutil
@@ -99,10 +98,7 @@ def wrong_of(ended: Ended, which: tuple[signal.Signals, ...], *, made: bool) -> 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("jobs", nargs="*", help="by name; all unless given")
+    parser = fail_calls.parser_of(__doc__)
     parser.add_argument("--lines", type=int, default=100, help="for each signal")
     parser.add_argument("--signals", default=",".join(SIGNALS))
     parser.add_argument("--at", type=int, help="takes this line alone")
@@ -116,11 +112,8 @@ def main() -> int:
     wrong, tried, slowest = list[str](), 0, 0.0
     folder = Path(tempfile.mkdtemp(prefix="outcrop-signals-"))
     try:
-        fail_calls.make_inputs(folder / "made")
         case = folder / "case"
-        for job in fail_calls.jobs(folder / "made"):
-            if asked.jobs and job.name not in asked.jobs:
-                continue
+        for job in fail_calls.chosen_jobs(folder / "made", asked.jobs):
             job.begin(case)
             undisturbed, _ = run(job, case, 0, ())
             if undisturbed.status != 0:

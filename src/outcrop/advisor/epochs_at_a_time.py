@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from outcrop.advisor import auto
@@ -241,6 +242,15 @@ def measured_bytes(graph: Graph, sampling: SampleConfig, limits: PlanConfig) -> 
     return _of_batches(graph, sampling, limits, structure, sum(wanted) / count, missing, probe.count)
 
 
+def num_batches(graph: Graph, sampling: SampleConfig, split: str) -> int:
+    """Counts the batches of an epoch of ``split``; 0 where the graph has no such seeds.
+
+    Equals ``-(-len(seeds) // batch_size)``.
+    """
+    name = f"{split}_edges" if sampling.task == "link" else split
+    return -(-graph.spec(name).shape[0] // sampling.batch_size) if graph.has(name) else 0
+
+
 def _of_batches(
     graph: Graph,
     sampling: SampleConfig,
@@ -256,12 +266,7 @@ def _of_batches(
         missing: Share of the rows that no cache holds.
         count: Batches of an epoch, where it is known.
     """
-    suffix = "_edges" if sampling.task == "link" else ""
-
-    def batches(split: str) -> int:
-        name = split + suffix
-        return -(-graph.spec(name).shape[0] // sampling.batch_size) if graph.has(name) else 0
-
+    batches = partial(num_batches, graph, sampling)
     packed = 2 * structure + rows * missing + 3 * PAGE_BYTES
     train = batches("train") if count is None else count
     evaluation = batches("valid") * packed + batches("test") * structure

@@ -294,14 +294,11 @@ def _inputs(task: InferTask, work: Path, step: Step, runtime: Runtime) -> dict[i
 
 
 @contextmanager
-def _computing_beside_reading(by_columns: bool) -> Iterator[None]:
-    """Has torch compute with a thread less, where a layer is computed by columns: blocks are small, and while its
-    threads wait for each other at the end of every operation they leave no core to those that read and write.
+def _computing_beside_reading() -> Iterator[None]:
+    """Has torch compute with a thread less, for a layer by columns: blocks are small, and while its threads wait for
+    each other at the end of every operation they leave no core to those that read and write.
     """
     threads = torch.get_num_threads()
-    if not by_columns:
-        yield
-        return
     torch.set_num_threads(max(threads - 1, 1))
     try:
         yield
@@ -332,7 +329,7 @@ def _run_step(
         try:
             with (
                 runtime.trace.span("infer-layer", layer=step.index),
-                _computing_beside_reading(plan is not None),
+                nullcontext() if plan is None else _computing_beside_reading(),
             ):
                 expected = _expected(task, step)
                 inferring.run_layer(layer, work / step.name, *expected, runtime, step.classes)

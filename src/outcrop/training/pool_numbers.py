@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from outcrop.advisor.epochs_at_a_time import num_batches
 from outcrop.config import SampleConfig
-from outcrop.store.graph import Graph
 from outcrop.training.batch_request import BatchRequest
-
-
-def batches_of_epoch(graph: Graph, sampling: SampleConfig) -> int:
-    """Counts the training batches of an epoch.
-
-    Equals ``-(-len(train_nodes) // batch_size)``.
-    """
-    return -(-graph.spec("train").shape[0] // sampling.batch_size)
 
 
 @dataclass(frozen=True)
@@ -44,7 +36,7 @@ class PoolNumbers:
     def of_request(cls, request: BatchRequest) -> PoolNumbers:
         """Numbers the pools of the training that ``request`` is from."""
         part, sampling = request.pool_batches, request.sampling
-        batches = 0 if part is None else batches_of_epoch(request.graph, sampling)
+        batches = 0 if part is None else num_batches(request.graph, sampling, "train")
         return cls(sampling, request.epochs, request.refresh, part, batches)
 
     @property

@@ -8,7 +8,7 @@ from pathlib import Path
 from outcrop import device as devices
 from outcrop.advisor.auto import is_auto
 from outcrop.advisor.choose import SpoolDecision
-from outcrop.advisor.epochs_at_a_time import epochs_there, most_bytes
+from outcrop.advisor.epochs_at_a_time import epochs_there, most_bytes, num_batches
 from outcrop.config import Checkpoints, DeviceConfig, ModelConfig, Refresh, TrainConfig
 from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import ArgumentError
@@ -255,7 +255,7 @@ class TrainRequest:
         # Where the mode decides it, loading cannot begin within an epoch either.
         if sampling.sampler == EXTERNAL or not self.mode.starts_within_epoch or not self.graph.has(split):
             return None
-        return -(-self.graph.spec(split).shape[0] // sampling.batch_size)
+        return num_batches(self.graph, sampling, split)
 
     def _next_batch(self) -> tuple[int | None, int]:
         """Returns the epoch that training begins with, or goes on within, and the number of the batch; no epoch where

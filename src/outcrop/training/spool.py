@@ -27,7 +27,6 @@ from outcrop.store.graph import Graph
 from outcrop.store.lock import opened, try_lock
 from outcrop.training.batch_request import BatchRequest
 from outcrop.training.learning import LearningTask
-from outcrop.training.pool_numbers import batches_of_epoch
 from outcrop.training.supply import BatchSupply, prepare_supply
 
 LEAST_BYTES = 64 << 20  # of features: less is read in a second
@@ -131,7 +130,8 @@ def epochs_left(request: BatchRequest) -> int:
 
 def part_batches(request: BatchRequest, parts: int) -> int | None:
     """Returns the batches of a pool where an epoch is prepared in ``parts`` equal ones; None where ``parts`` is 0."""
-    return -(-batches_of_epoch(request.graph, request.sampling) // parts) if parts else None
+    batches = epochs_at_a_time.num_batches(request.graph, request.sampling, "train")
+    return -(-batches // parts) if parts else None
 
 
 def _prepares_beside(learning: LearningTask) -> bool:
