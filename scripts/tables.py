@@ -235,6 +235,7 @@ TABLES = {
     "prepare": Table("prepare.json"),
     "small-batches": Table("small-batches.json"),
     "checks": Table("checks.json"),
+    "paranoid": Table("paranoid.json"),
     "memory-curve": Table("memory-curve.json"),
     "scale": Table("scale.json", command="outcrop bench scale"),
     "cost-model": Table("cost-model.json", command="outcrop bench cost-model"),
