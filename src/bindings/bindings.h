@@ -48,6 +48,7 @@ void bind_segments(nb::module_& m);
 void bind_cache(nb::module_& m);
 void bind_embed_orders(nb::module_& m);
 void bind_embed(nb::module_& m);
+void bind_infer(nb::module_& m);
 void bind_cpu_kernels(nb::module_& m);
 void bind_device(nb::module_& m);
 void bind_rings(nb::module_& m);

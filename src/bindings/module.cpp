@@ -48,6 +48,7 @@ NB_MODULE(_core, m) {
   outcrop::bind_cache(m);
   outcrop::bind_embed_orders(m);
   outcrop::bind_embed(m);
+  outcrop::bind_infer(m);
   outcrop::bind_cpu_kernels(m);
   outcrop::bind_device(m);
   outcrop::bind_rings(m);

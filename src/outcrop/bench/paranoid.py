@@ -66,7 +66,14 @@ def run(folder: Path, setting: Setting, log: Log, modes: Sequence[str] = MODES) 
         "setting": plain(setting),
         "cases": cases,
         "checksums": made,
-        "columns": ["work", "processor time", "without --paranoid", "cost", "clock", "clock without --paranoid"],
+        "columns": [
+            "work",
+            "processor time",
+            "without --paranoid",
+            "cost",
+            "clock",
+            "clock without --paranoid",
+        ],
         "rows": rows_of(cases, (_WITH, _WITHOUT)),
         "says": f"medians of {setting.rounds} rounds; cost is the median of the rounds' ratios of processor times; "
         f"making the checksums once took {made['seconds']:.2f} s and {made['bytes']} bytes",

@@ -24,7 +24,7 @@ from torch import Tensor
 from outcrop.inference.column_sums import ColumnSums, SourceColumns
 from outcrop.inference.columns import READ_AHEAD, ColumnPlan, OwnRows, blocks_of, padded
 from outcrop.inference.edge_counts import Counts
-from outcrop.inference.in_order import Lists, lists_in_order
+from outcrop.inference.in_order import PIECE_EDGES, Lists, lists_in_order
 from outcrop.inference.inputs import StoredRows
 from outcrop.inference.layerwise import LayerStats
 from outcrop.inference.steps import Step
@@ -47,7 +47,7 @@ _TAG, _READ_TAG = "infer-columns", "infer-block"
 
 def _keep(sums: ColumnSums, of: SourceColumns, x: Tensor, here: slice) -> list[Tensor]:
     """Puts what sources give in its place; nothing of it is written."""
-    of.columns[here] = sums.source(x)
+    of.columns[here] = sums.source(x, None if of.scale is None else of.scale[here])
     if of.scores is not None:
         for kept, found in zip(of.scores, sums.scores(x), strict=True):
             kept[:, here] = found
@@ -117,7 +117,7 @@ class ColumnLayer:
                 yield from self._outputs_of_sums(sums, columns)
 
     def _scale(self) -> Tensor | None:
-        """Reads what rows are scaled by, of all nodes."""
+        """Reads what rows are scaled by, of all nodes, padded with zeros."""
         if not self._step.layer.uses_degrees:
             return None
         assert self._counts is not None
@@ -133,7 +133,8 @@ class ColumnLayer:
         for start in range(0, self._nodes, step):
             own = slice(start, start + step)
             scale[own] = 1 / np.sqrt(degree[own].astype(np.float32) + 1)
-        return torch.from_numpy(scale)
+        held.view(np.float32)[self._nodes :] = 0
+        return torch.from_numpy(held.view(np.float32))
 
     # What sources give.
 
@@ -143,14 +144,14 @@ class ColumnLayer:
         of: SourceColumns | None = None
         if plan.passes == 1:
             scores = (self._floats(sums.heads, rows), self._floats(sums.heads, rows)) if sums.heads else None
-            of = SourceColumns(self._floats(rows, sums.width), scores, scale)
+            of = SourceColumns(self._floats(rows, sums.width), scores, scale, self._runtime.workers)
         held = self._floats(rows, sums.own_width) if plan.own is OwnRows.HELD else None
 
         def give(item: tuple[Block, np.ndarray]) -> list[Tensor]:
             (start, _), read = item
             x = self._tensor(read)
             here = slice(start, start + len(x))
-            written = self._cut(x) if of is None else _keep(sums, of, x, here)
+            written = self._cut(x, scale, here) if of is None else _keep(sums, of, x, here)
             if held is not None:
                 held[here] = sums.own(x)
             if plan.own is OwnRows.STORED:
@@ -170,9 +171,9 @@ class ColumnLayer:
         self.stats.rows_by_level[Level.DISK] = self._nodes
         return of or SourceColumns(torch.empty(0)), held
 
-    def _cut(self, x: Tensor) -> list[Tensor]:
+    def _cut(self, x: Tensor, scale: Tensor | None, here: slice) -> list[Tensor]:
         """Returns what columns.bin has of a block: the cuts, and the scores of heads."""
-        source = self._sums.source(x)
+        source = self._sums.source(x, None if scale is None else scale[here])
         found = [source[:, begin:end] for begin, end in self.plan.cuts]
         if self._sums.heads:
             found += [score for kind in self._sums.scores(x) for score in kind]
@@ -200,10 +201,10 @@ class ColumnLayer:
             found.append(torch.from_numpy(room[at : at + size].view(np.float32)).view(rows, width))
             at += size
         if not heads:
-            return room, SourceColumns(found[0], None, scale)
+            return room, SourceColumns(found[0], None, scale, self._runtime.workers)
         both = torch.from_numpy(room[4 * rows * self._widths[number] : at].view(np.float32))
         source, target = both.view(2, len(heads), rows)
-        return room, SourceColumns(found[0], (source, target), scale)
+        return room, SourceColumns(found[0], (source, target), scale, self._runtime.workers)
 
     def _read_group(self, file: DiskArray, group: int, start: int, stop: int, out: np.ndarray) -> Reads:
         """Begins to read what columns.bin has, in one group, of nodes ``start:stop``, padded; ``start`` begins a
@@ -253,9 +254,9 @@ class ColumnLayer:
 
     def _lists(self) -> Iterator[Lists]:
         plan = self.plan
-        every = lists_in_order(self.graph, self._runtime, plan.sum_rows, plan.edges, plan.chunk_bytes)
-        for lists in every:
-            yield lists.without_loops() if self._sums.drops_loops else lists
+        # Sources are added in chunks that pieces are multiples of: results do not depend on how long those are.
+        piece = plan.edges // PIECE_EDGES * PIECE_EDGES
+        return lists_in_order(self.graph, self._runtime, plan.sum_rows, plan.edges, plan.chunk_bytes, piece)
 
     # Outputs.
 

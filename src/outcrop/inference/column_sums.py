@@ -4,14 +4,16 @@ What a layer adds up is, column by column, a weighted sum of what the sources gi
 alone, and the results are the same bits whatever the columns are cut into. :mod:`outcrop.inference.columns` goes over
 the lists once for each cut.
 
-Equals :meth:`outcrop.nn.models.Model.layer` on the whole graph, with the arithmetic of
-:mod:`outcrop.inference.layer_sums` where all sources of a target come in one part.
+Equals :meth:`outcrop.nn.models.Model.layer` on the whole graph, apart from the order in which floats are added. Sources
+are added in C++ (src/core/infer), one after the other in the order of a list: rows that a table lacks in the caches are
+fetched while those before them are added.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any, final
 
@@ -19,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from outcrop.inference.layer_sums import Part, SoftmaxSums, gat_vectors, widths
+import outcrop._core as _core
+from outcrop.inference.layer_sums import gat_vectors, widths
 from outcrop.nn.convs import GATConv, GCNConv, GINConv, SAGEConv
-from outcrop.nn.sparse import bag_sum
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,18 @@ class SourceColumns:
         scores: float32 [heads, num_nodes] each: of sources and of targets, of the heads that the columns are of; None
             where the layer has none.
         scale: float32 [num_nodes], 1 / sqrt(degree + 1), for GCN only.
+        workers: Threads that add up; None: the calling one.
     """
 
     columns: Tensor
     scores: tuple[Tensor, Tensor] | None = None
     scale: Tensor | None = None
+    workers: _core.WorkerPool | None = None
+
+
+@cache
+def _calling_thread() -> _core.WorkerPool:
+    return _core.WorkerPool(1)
 
 
 class ColumnSums(ABC):
@@ -49,12 +58,11 @@ class ColumnSums(ABC):
         own_width: Columns of what a target keeps of its own row until the end; 0: nothing.
         own_is_input: Whether that is the input row itself; else what :meth:`own` makes of it.
         gives_input: Whether sources give the input row itself.
-        drops_loops: As of :class:`outcrop.inference.layer_sums.LayerSums`.
-        edge_bytes: Bytes that adding up takes for an edge.
+        drops_loops: Whether edges from a node to itself are left out: the layer makes its own.
     """
 
     width: int
-    heads = own_width = edge_bytes = 0
+    heads = own_width = 0
     own_is_input = gives_input = drops_loops = False
 
     def cuts(self, most: int) -> tuple[tuple[int, int], ...]:
@@ -67,8 +75,8 @@ class ColumnSums(ABC):
         return range(0)
 
     @abstractmethod
-    def source(self, x: Tensor) -> Tensor:
-        """Returns what sources give, float32 [n, width], of their rows."""
+    def source(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        """Returns what sources give, float32 [n, width], of their rows and, for GCN only, their ``scale`` [n]."""
 
     def scores(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns, float32 [heads, n] each, the scores of rows as sources and as targets."""
@@ -82,9 +90,16 @@ class ColumnSums(ABC):
     def begin(self, of: SourceColumns, first: int, count: int) -> Any:
         """Returns accumulators for targets ``first : first + count``."""
 
-    @abstractmethod
     def add(self, sums: Any, of: SourceColumns, first: int, rowptr: Tensor, col: Tensor) -> None:
-        """Adds edges of the targets from ``first`` on: CSR, int32, sources numbered as they are in the graph."""
+        """Adds edges of the targets from ``first`` on: CSR, int32, sources numbered as they are in the graph. Leaves
+        out loops where they are dropped.
+        """
+        self._add_rows(sums, of, first, rowptr, col)
+
+    def _add_rows(self, sums: Tensor, of: SourceColumns, first: int, rowptr: Tensor, col: Tensor) -> None:
+        """Computes ``sums[t] += of.columns[col[rowptr[t] : rowptr[t + 1]]].sum(0)``."""
+        workers, arrays = of.workers or _calling_thread(), (rowptr.numpy(), col.numpy())
+        _core.add_sources(workers, of.columns.numpy(), first, *arrays, self.drops_loops, sums.numpy())
 
     @abstractmethod
     def end(self, sums: Any, of: SourceColumns, first: int) -> Tensor:
@@ -104,7 +119,7 @@ class _Sage(ColumnSums):
         self.width = self.own_width = min(in_dim, out_dim)
         self.own_is_input = self.gives_input = not self._maps_first
 
-    def source(self, x: Tensor) -> Tensor:
+    def source(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         return x @ self._left.t() if self._maps_first else x
 
     def own(self, x: Tensor) -> Tensor:
@@ -114,7 +129,7 @@ class _Sage(ColumnSums):
         return [of.columns.new_zeros(count, of.columns.shape[1]), of.columns.new_zeros(count)]
 
     def add(self, sums: list[Tensor], of: SourceColumns, first: int, rowptr: Tensor, col: Tensor) -> None:
-        sums[0] += bag_sum(of.columns, rowptr, col)
+        self._add_rows(sums[0], of, first, rowptr, col)
         sums[1] += rowptr.diff()
 
     def end(self, sums: list[Tensor], of: SourceColumns, first: int) -> Tensor:
@@ -129,29 +144,28 @@ class _Sage(ColumnSums):
 
 @final
 class _Gcn(ColumnSums):
-    drops_loops, edge_bytes = True, 8
+    """Scales what sources give before it is added up: of an edge only the row is read."""
+
+    drops_loops = True
 
     def __init__(self, conv: GCNConv):
         self._weight, self._bias = conv.lin.weight, conv.bias
         in_dim, out_dim = widths(conv)
         self._maps_first = out_dim < in_dim
-        self.width, self.gives_input = min(in_dim, out_dim), not self._maps_first
+        self.width = min(in_dim, out_dim)
 
-    def source(self, x: Tensor) -> Tensor:
-        return x @ self._weight.t() if self._maps_first else x
+    def source(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        assert scale is not None
+        by_row = scale.unsqueeze(1)
+        return (x @ self._weight.t()).mul_(by_row) if self._maps_first else x * by_row
 
     def begin(self, of: SourceColumns, first: int, count: int) -> Tensor:
         return of.columns.new_zeros(count, of.columns.shape[1])
 
-    def add(self, sums: Tensor, of: SourceColumns, first: int, rowptr: Tensor, col: Tensor) -> None:
-        assert of.scale is not None
-        sums += bag_sum(of.columns, rowptr, col, of.scale.index_select(0, col))
-
     def end(self, sums: Tensor, of: SourceColumns, first: int) -> Tensor:
         assert of.scale is not None
         own = slice(first, first + len(sums))
-        by_row = of.scale[own].unsqueeze(1)
-        return sums.addcmul_(of.columns[own], by_row).mul_(by_row)
+        return sums.add_(of.columns[own]).mul_(of.scale[own].unsqueeze(1))
 
     def finish(self, sums: Tensor, own: Tensor | None) -> Tensor:
         return sums.add_(self._bias) if self._maps_first else torch.addmm(self._bias, sums, self._weight.t())
@@ -166,14 +180,11 @@ class _Gin(ColumnSums):
         self._network, self._own = network, 1 + conv.eps
         self.width = network[0].in_features
 
-    def source(self, x: Tensor) -> Tensor:
+    def source(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         return x
 
     def begin(self, of: SourceColumns, first: int, count: int) -> Tensor:
         return of.columns.new_zeros(count, of.columns.shape[1])
-
-    def add(self, sums: Tensor, of: SourceColumns, first: int, rowptr: Tensor, col: Tensor) -> None:
-        sums += bag_sum(of.columns, rowptr, col)
 
     def end(self, sums: Tensor, of: SourceColumns, first: int) -> Tensor:
         return sums.add_(of.columns[first : first + len(sums)] * self._own)
@@ -182,32 +193,18 @@ class _Gin(ColumnSums):
         return self._network(sums)
 
 
-@final
-class _GatColumns(SoftmaxSums):
-    """Adds up rows of some columns by scores that are known."""
+@dataclass(frozen=True)
+class _SoftmaxTotals:
+    """Holds what came for some targets, as an online softmax keeps it (:mod:`outcrop.inference.layer_sums`).
 
-    def __init__(self, like: Tensor, targets: int, heads: int, width: int):
-        super().__init__(like, targets, heads, width, targets)
+    Attributes:
+        largest, mass: float32 [targets, heads] each: the largest score, and the sum of exp(score - largest).
+        total: float32 [targets, columns]: the sum of rows, each times exp(score - largest).
+    """
 
-    def start(self, columns: Tensor, scores: Tensor) -> None:
-        """Begins with the edge of each target from itself: columns [targets, columns], scores [targets, heads]."""
-        self._total.copy_(columns.view(self._total.shape))
-        self._top.copy_(scores)
-        self._mass.fill_(1.0)
-
-    def add_edges(self, rowptr: Tensor, col: Tensor, scores: Tensor, mapped: Tensor) -> None:
-        """Adds edges of all targets, CSR; scores [num_edges, heads]."""
-        self._add_scores(torch.arange(len(self._top)), rowptr, col, scores, mapped)
-
-    def ended(self) -> Tensor:
-        """Returns the weighted mean of each target, float32 [targets, columns]."""
-        return self._mean(slice(None)).flatten(1)
-
-    def add(self, part: Part, x: Tensor, scale: Tensor | None) -> None:
-        raise NotImplementedError
-
-    def finish(self, first: int, count: int, x: Tensor | None, scale: Tensor | None) -> Tensor:
-        raise NotImplementedError
+    largest: Tensor
+    mass: Tensor
+    total: Tensor
 
 
 @final
@@ -221,7 +218,6 @@ class _Gat(ColumnSums):
         self._conv, self._weight, self._vectors = conv, conv.lin.weight, gat_vectors(conv)
         self.heads, self._each = conv.heads, conv.out_channels
         self.width = self.heads * self._each
-        self.edge_bytes = 16 * self.heads + 16
 
     def cuts(self, most: int) -> tuple[tuple[int, int], ...]:
         if most >= self._each:
@@ -239,36 +235,42 @@ class _Gat(ColumnSums):
     def heads_of(self, begin: int, end: int) -> range:
         return range(begin // self._each, -(-end // self._each))
 
-    def source(self, x: Tensor) -> Tensor:
+    def source(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         return x @ self._weight.t()
 
     def scores(self, x: Tensor) -> tuple[Tensor, Tensor]:
         source, target = ((x @ vectors.t()).t().contiguous() for vectors in self._vectors)
         return source, target
 
-    def _score(self, logits: Tensor) -> Tensor:
-        return F.leaky_relu(logits, self._conv.negative_slope)
-
-    def begin(self, of: SourceColumns, first: int, count: int) -> _GatColumns:
+    def begin(self, of: SourceColumns, first: int, count: int) -> _SoftmaxTotals:
+        """Begins with the edge of each target from itself."""
         own = slice(first, first + count)
         assert of.scores is not None
         source, target = of.scores
-        heads = len(source)
-        sums = _GatColumns(of.columns, count, heads, of.columns.shape[1] // heads)
-        sums.start(of.columns[own], self._score(source[:, own].t() + target[:, own].t()))
-        return sums
+        scores = F.leaky_relu(source[:, own] + target[:, own], self._conv.negative_slope).t().contiguous()
+        return _SoftmaxTotals(scores, torch.ones_like(scores), of.columns[own].clone())
 
-    def add(self, sums: _GatColumns, of: SourceColumns, first: int, rowptr: Tensor, col: Tensor) -> None:
+    def add(self, sums: _SoftmaxTotals, of: SourceColumns, first: int, rowptr: Tensor, col: Tensor) -> None:
         assert of.scores is not None
-        source, target = of.scores
-        heads, counts = len(source), rowptr.diff()
-        own = target[:, first : first + len(counts)].t()
-        row = torch.repeat_interleave(counts, output_size=len(col))
-        scores = self._score(source.t().index_select(0, col) + own.index_select(0, row))
-        sums.add_edges(rowptr, col, scores, of.columns.view(-1, of.columns.shape[1] // heads))
+        workers, (source, target) = of.workers or _calling_thread(), of.scores
+        _core.add_sources_by_softmax(
+            workers,
+            of.columns.numpy(),
+            first,
+            rowptr.numpy(),
+            col.numpy(),
+            self.drops_loops,
+            source.numpy(),
+            target.numpy(),
+            self._conv.negative_slope,
+            sums.largest.numpy(),
+            sums.mass.numpy(),
+            sums.total.numpy(),
+        )
 
-    def end(self, sums: _GatColumns, of: SourceColumns, first: int) -> Tensor:
-        return sums.ended()
+    def end(self, sums: _SoftmaxTotals, of: SourceColumns, first: int) -> Tensor:
+        by_head = sums.total.view(*sums.mass.shape, -1)
+        return by_head.div_(sums.mass.unsqueeze(2)).flatten(1)
 
     def finish(self, sums: Tensor, own: Tensor | None) -> Tensor:
         conv = self._conv

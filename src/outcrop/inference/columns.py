@@ -28,7 +28,7 @@ _BLOCK_ROWS = (4 * UNIT_ROWS, 2 * UNIT_ROWS, UNIT_ROWS)
 READ_AHEAD = 4  # blocks in memory: two that are being read, one that waits, one in use
 _IN_FLIGHT = 3  # what a thread makes: one in the making, one that waits, one in use
 _LIST_BYTES = 16  # of a target, where its list begins: read, cut and computed with
-_EDGE_BYTES, _LOOP_BYTES = 16, 16  # of an edge while its list is cut, and while loops are left out
+_EDGE_BYTES = 16  # of an edge while its list is cut
 _SUM_BLOCKS = 4  # blocks that are summed up at a time, where their outputs are not made at once
 _MOST_NODES = (1 << 31) - 1
 
@@ -107,9 +107,7 @@ def plan_columns(step: Step, memory: int, held_bytes: int = 0) -> ColumnPlan | N
         return None
     chunk_bytes = memory_tables.LIST_CHUNK.bytes_of(total)
     most_edges = max(step.num_edges, default=0)
-    edges = max(
-        min(memory_tables.COLUMN_EDGES.bytes_of(total) // _bytes_of_edge(sums), most_edges), PIECE_EDGES
-    )
+    edges = max(min(memory_tables.COLUMN_EDGES.bytes_of(total) // _EDGE_BYTES, most_edges), PIECE_EDGES)
     allowed = [rows for rows in _BLOCK_ROWS if rows * shape.row_bytes % PAGE_BYTES == 0]
     for one_pass in (True, False):
         found: list[ColumnPlan] = []
@@ -185,7 +183,7 @@ class _WorkBytes:
         end = rows * (
             step.layer.cost.row + shape.widened_bytes + _FLOAT * (width + own + out * (_IN_FLIGHT + 1))
         )
-        adding = edges * _bytes_of_edge(sums)
+        adding = edges * _EDGE_BYTES
         adding += (rows if one_pass else _SUM_BLOCKS * rows) * (
             _LIST_BYTES * _IN_FLIGHT + _FLOAT * ((3 + _IN_FLIGHT) * cut + 8 * sums.heads)
         )
@@ -198,10 +196,6 @@ class _WorkBytes:
             4 * chunk_bytes + (own_rooms if one_pass else 0) + summing,
             READ_AHEAD * rows * _FLOAT * width + own_rooms + end,
         )
-
-
-def _bytes_of_edge(sums: ColumnSums) -> int:
-    return _EDGE_BYTES + _LOOP_BYTES * sums.drops_loops + sums.edge_bytes
 
 
 def _fixed_bytes(memory: int) -> int:

@@ -41,7 +41,7 @@ def in_cuts(
         row, col = row[loopless], col[loopless]
     order = np.argsort(row, kind="stable")
     rowptr = np.append(0, np.cumsum(np.bincount(row, minlength=len(x))))
-    source, scores = sums.source(x), sums.scores(x) if sums.heads else None
+    source, scores = sums.source(x, scale), sums.scores(x) if sums.heads else None
     parts = []
     for begin, end in sums.cuts(most):
         assert 0 < end - begin <= most
