@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.importing.sources.base import REVERSE
 from outcrop.importing.sources.sqlite_tables import DeclaredKey, SqliteTable
-from outcrop.importing.sources.table_files import open_table
+from outcrop.importing.sources.table_files import open_table, parquet_errors
 from outcrop.importing.sources.table_schema import (
     ForeignKey,
     LinkTable,
@@ -107,12 +106,8 @@ def schema_of_parquet(folder: Path, paths: Sequence[Path]) -> Schema | None:
 
 
 def _metadata(path: Path) -> dict[bytes, bytes]:
-    try:
+    with parquet_errors(path):
         return dict(pq.read_schema(path).metadata or {})
-    except MemoryError:  # Arrow's is an ArrowException, too
-        raise
-    except (pa.ArrowException, OSError) as error:
-        raise FormatError(f"{path} is no Parquet file or is torn: {error}") from None
 
 
 def _read(path: Path, found: dict[bytes, bytes], key: bytes) -> Any:

@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyarrow.interchange import from_dataframe
 
 from outcrop.errors import ArgumentError, FormatError
+from outcrop.importing.sources.arrow_errors import arrow_errors
 from outcrop.importing.sources.tables import Table, require_distinct
 
 _PANDAS_INDEX = "__index_level_"
@@ -44,12 +45,11 @@ class StreamTable(Table):
         self._rows_read: int | None = None
 
     def _open(self) -> pa.RecordBatchReader:
-        try:
+        def refused(error: Exception) -> FormatError:
+            return FormatError(f"{self.name} is no table that Arrow can read: {error}")
+
+        with arrow_errors(refused, TypeError, ValueError):
             return pa.RecordBatchReader.from_stream(self._value)
-        except MemoryError:  # Arrow's is an ArrowException, too
-            raise
-        except (pa.ArrowException, TypeError, ValueError) as error:
-            raise FormatError(f"{self.name} is no table that Arrow can read: {error}") from None
 
     def types(self, runtime: Any, columns: list[str]) -> list[pa.DataType]:
         """Returns types of the columns, as the schema has them; reads nothing."""

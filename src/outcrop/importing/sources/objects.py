@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from outcrop.config.sampling import SPLITS
 from outcrop.errors import ArgumentError, FormatError
+from outcrop.importing.sources.arrow_errors import arrow_errors
 from outcrop.importing.sources.base import GraphSource
 from outcrop.importing.sources.frames import StreamTable, is_frame
 from outcrop.importing.sources.matrix import csr_of_scipy
@@ -209,12 +210,8 @@ def _columns(kind: str, source: np.ndarray, target: np.ndarray) -> StreamTable:
 
 
 def _table(kind: str, **columns: pa.Array) -> StreamTable:
-    try:
+    with arrow_errors(lambda error: FormatError(f"{kind} cannot be read: {error}"), ValueError):
         return StreamTable(kind, pa.table(columns))
-    except MemoryError:  # Arrow's is an ArrowException, too
-        raise
-    except (pa.ArrowException, ValueError) as error:
-        raise FormatError(f"{kind} cannot be read: {error}") from None
 
 
 def _split(kind: str, array: np.ndarray, split_index: int) -> np.ndarray:

@@ -6,6 +6,7 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -18,6 +19,7 @@ import pyarrow.parquet as pa_parquet
 from pyarrow import compute
 
 from outcrop.errors import FormatError
+from outcrop.importing.sources.arrow_errors import arrow_errors
 from outcrop.importing.sources.tables import Place, Table, require_distinct
 from outcrop.runtime.threads import require_one
 
@@ -246,7 +248,11 @@ class FileTable(Table):
         if self.is_parquet or self.as_text:
             return None
         row = 0
-        try:
+
+        def unreadable(error: Exception) -> FormatError:
+            return FormatError(self._uneven() or self._no_table(error))
+
+        with arrow_errors(unreadable):
             batch = next(self._batches(columns, size, rows, dtype), None) if dtype is None else None
             kinds = [dtype if batch is None else batch.column(column).type for column in columns]
             for batch in self._batches(columns, size, rows, pa.string()):
@@ -264,10 +270,6 @@ class FileTable(Table):
                         "nodes is called 'id'"
                     )
                 row += batch.num_rows
-        except MemoryError:  # Arrow's is an ArrowException, too
-            raise
-        except pa.ArrowException:
-            return self._uneven()
         return None
 
     def _uneven(self) -> str | None:
@@ -361,6 +363,11 @@ class _FilledLines(io.RawIOBase):
         super().close()
 
 
+def parquet_errors(path: Path) -> AbstractContextManager[None]:
+    """Raises a ``FormatError`` that names the file where Parquet cannot be read."""
+    return arrow_errors(lambda error: FormatError(f"{path} is no Parquet file or is torn: {error}"), OSError)
+
+
 def open_table(path: Path, form: TextForm | None = None) -> FileTable:
     """Opens a table by its header only.
 
@@ -377,14 +384,9 @@ def open_table(path: Path, form: TextForm | None = None) -> FileTable:
     """
     form = form or TextForm()
     if path.suffix == ".parquet":
-        try:
-            with pa_parquet.ParquetFile(path) as file:
-                columns = require_distinct(str(path), tuple(file.schema_arrow.names))
-                return FileTable(path, columns, file.metadata.num_rows)
-        except MemoryError:  # Arrow's is an ArrowException, too
-            raise
-        except (pa.ArrowException, OSError) as error:
-            raise FormatError(f"{path} is no Parquet file or is torn: {error}") from None
+        with parquet_errors(path), pa_parquet.ParquetFile(path) as file:
+            columns = require_distinct(str(path), tuple(file.schema_arrow.names))
+            return FileTable(path, columns, file.metadata.num_rows)
     skipped, lines = _first_lines(path, form.encoding, comments=True)
     delimiter = form.delimiter or _delimiter_of(path, lines[0] if lines else "")
     quoting = csv.QUOTE_MINIMAL if form.quotes else csv.QUOTE_NONE

@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyarrow import compute
 
 from outcrop.errors import ArgumentError, FormatError
+from outcrop.importing.sources.arrow_errors import arrow_errors
 from outcrop.importing.sources.ids import (
     CollectedIds,
     IdMap,
@@ -258,12 +259,9 @@ class Reference:
             ArgumentError: A key is one that the table does not list.
         """
         if isinstance(self.keys, TextIds):
-            try:
+            held = f"{self.place} holds {cells.type}; keys are text or integers"
+            with arrow_errors(lambda _: ArgumentError(held)):
                 keys = _filled(cells)
-            except MemoryError:  # Arrow's is an ArrowException, too
-                raise
-            except pa.ArrowException:
-                raise ArgumentError(f"{self.place} holds {cells.type}; keys are text or integers") from None
         else:
             keys = _whole(self.place, cells, first_row)
         given = np.flatnonzero(keys.is_valid().to_numpy(zero_copy_only=False))

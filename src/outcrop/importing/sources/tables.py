@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from outcrop.errors import ArgumentError, FormatError, OutcropError
+from outcrop.errors import ArgumentError, FormatError
+from outcrop.importing.sources.arrow_errors import arrow_errors
 from outcrop.importing.sources.base import block_bytes
 from outcrop.runtime.runtime import Runtime
 
@@ -75,22 +76,16 @@ class Table(ABC):
         """
         size = block_bytes(runtime)
         rows = rows or max(1024, size // (8 * max(1, len(columns))))
-        with runtime.budget.reserve("import", _DECODED_FACTOR * size):
-            try:
-                for batch in self._batches(columns, size, rows, dtype):
-                    if batch.num_rows:
-                        yield [batch.column(column) for column in columns]
-            except MemoryError:  # Arrow's is an ArrowException, too
-                raise
-            except (pa.ArrowException, pa.ArrowInvalid) as error:
-                raise FormatError(
-                    self._misfit(columns, size, rows, dtype)
-                    or f"{self.name} cannot be read as a table: {error}"
-                ) from None
-            except OutcropError:  # says all: IoError is an OSError, too
-                raise
-            except OSError as error:
-                raise FormatError(f"{self.name} is torn or unreadable: {error}") from None
+
+        def unreadable(error: Exception) -> FormatError:
+            if isinstance(error, OSError):
+                return FormatError(f"{self.name} is torn or unreadable: {error}")
+            return FormatError(self._misfit(columns, size, rows, dtype) or self._no_table(error))
+
+        with runtime.budget.reserve("import", _DECODED_FACTOR * size), arrow_errors(unreadable, OSError):
+            for batch in self._batches(columns, size, rows, dtype):
+                if batch.num_rows:
+                    yield [batch.column(column) for column in columns]
 
     def types(self, runtime: Runtime, columns: list[str]) -> list[pa.DataType]:
         """Returns types of the columns, those of the first block; empty for a table without rows."""
@@ -109,6 +104,9 @@ class Table(ABC):
     def _batches(
         self, columns: list[str], size: int, rows: int, dtype: pa.DataType | None
     ) -> Iterator[pa.RecordBatch]: ...
+
+    def _no_table(self, error: Exception) -> str:
+        return f"{self.name} cannot be read as a table: {error}"
 
     def _misfit(self, columns: list[str], size: int, rows: int, dtype: pa.DataType | None) -> str | None:
         """Returns what the first cell is that could not be read, and what helps; None = not known."""
