@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -12,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -38,11 +41,29 @@ class TempFolder {
   std::filesystem::path path_;
 };
 
+// What is done to large memory here is done by few calls, not byte by byte: sanitizers look at each access of a loop.
+
 inline BytesVector random_bytes(size_t n, uint64_t seed) {
   std::mt19937_64 rng(seed);
   BytesVector bytes(n);
-  for (auto& b : bytes) b = static_cast<std::byte>(rng());
+  for (size_t at = 0; at < n; at += sizeof(uint64_t)) {
+    const uint64_t drawn = rng();
+    std::memcpy(bytes.data() + at, &drawn, std::min(sizeof(drawn), n - at));
+  }
   return bytes;
+}
+
+// Whether bytes are those that are wanted; if not, which one is the first that is another.
+inline ::testing::AssertionResult equal_bytes(std::span<const std::byte> found,
+                                              std::span<const std::byte> wanted) {
+  if (found.size() != wanted.size())
+    return ::testing::AssertionFailure() << found.size() << " bytes instead of " << wanted.size();
+  if (found.empty() || std::memcmp(found.data(), wanted.data(), found.size()) == 0)
+    return ::testing::AssertionSuccess();
+  const auto at = std::mismatch(found.begin(), found.end(), wanted.begin());
+  return ::testing::AssertionFailure()
+         << "byte " << at.first - found.begin() << " of " << found.size() << " is "
+         << std::to_integer<int>(*at.first) << " instead of " << std::to_integer<int>(*at.second);
 }
 
 inline void write_plainly(const std::string& path, const BytesVector& bytes) {
@@ -52,10 +73,10 @@ inline void write_plainly(const std::string& path, const BytesVector& bytes) {
 }
 
 inline BytesVector read_plainly(const std::string& path) {
+  BytesVector bytes(std::filesystem::file_size(path));
   std::ifstream in(path, std::ios::binary);
-  std::string s((std::istreambuf_iterator<char>(in)), {});
-  BytesVector bytes(s.size());
-  if (!s.empty()) std::memcpy(bytes.data(), s.data(), s.size());
+  in.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  if (!in) throw std::runtime_error("cannot read " + path);
   return bytes;
 }
 

@@ -1,15 +1,9 @@
 // expand_rows against the obvious way: a second buffer.
-#include <gtest/gtest.h>
-
-#include <cstring>
-#include <random>
-#include <vector>
-
 #include "base/checksum.h"
-#include "base/error.h"
+#include "io_test_util.h"
 #include "pack/assemble.h"
 
-namespace outcrop {
+namespace outcrop::testing {
 namespace {
 
 struct Case {
@@ -17,7 +11,7 @@ struct Case {
   double cached_share;
 };
 
-class ExpandRows : public testing::TestWithParam<Case> {};
+class ExpandRows : public ::testing::TestWithParam<Case> {};
 
 TEST_P(ExpandRows, PutsEveryPackedRowInItsPlace) {
   const auto [rows, row_bytes, share] = GetParam();
@@ -27,11 +21,9 @@ TEST_P(ExpandRows, PutsEveryPackedRowInItsPlace) {
     std::vector<int64_t> cached;
     for (size_t i = 0; i < rows; ++i)
       if (std::bernoulli_distribution(share)(random)) cached.push_back(static_cast<int64_t>(i));
-    std::vector<std::byte> x(rows * row_bytes);
-    for (auto& b : x) b = static_cast<std::byte>(random());
+    BytesVector x = random_bytes(rows * row_bytes, random());
     const size_t packed = rows - cached.size();
-    const std::vector<std::byte> source(x.begin() + static_cast<ptrdiff_t>(cached.size() * row_bytes),
-                                        x.end());
+    const BytesVector source(x.begin() + static_cast<ptrdiff_t>(cached.size() * row_bytes), x.end());
     const uint32_t crc = expand_rows(workers, x.data(), rows, row_bytes, cached, true);
     EXPECT_EQ(crc, crc32c_table(source.data(), source.size()));
     size_t next = 0, k = 0;
@@ -48,9 +40,10 @@ TEST_P(ExpandRows, PutsEveryPackedRowInItsPlace) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, ExpandRows,
-                         testing::Values(Case{1, 512, 0.0}, Case{1, 512, 1.0}, Case{20000, 512, 0.15},
-                                         Case{20000, 512, 0.001}, Case{20000, 7, 0.5}, Case{300000, 4, 0.02},
-                                         Case{3000, 5732, 0.9}, Case{20000, 400, 0.0}, Case{9000, 512, 1.0}));
+                         ::testing::Values(Case{1, 512, 0.0}, Case{1, 512, 1.0}, Case{20000, 512, 0.15},
+                                           Case{20000, 512, 0.001}, Case{20000, 7, 0.5},
+                                           Case{300000, 4, 0.02}, Case{3000, 5732, 0.9},
+                                           Case{20000, 400, 0.0}, Case{9000, 512, 1.0}));
 
 TEST(ExpandRowsRefuses, PositionsThatDoNotRise) {
   WorkerPool workers(1);
@@ -66,4 +59,4 @@ TEST(FillRowsRefuses, RowsOfACacheThatHasNone) {
 }
 
 }  // namespace
-}  // namespace outcrop
+}  // namespace outcrop::testing

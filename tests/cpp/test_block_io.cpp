@@ -153,9 +153,9 @@ TEST_P(BlockIoTest, WritesThenReadsBack) {
   io->drop_cache(f);
   BytesVector back(bytes.size());
   io->read(f, 0, back.data(), back.size());
-  EXPECT_EQ(back, bytes);
+  EXPECT_TRUE(equal_bytes(back, bytes));
   io->close(f);
-  EXPECT_EQ(read_plainly(folder_.file("x")), bytes);
+  EXPECT_TRUE(equal_bytes(read_plainly(folder_.file("x")), bytes));
   const FileId g = io->open(folder_.file("x"), OpenMode::update);
   io->write(g, 10, bytes.data(), 3);
   io->resize(g, 100);
@@ -164,7 +164,7 @@ TEST_P(BlockIoTest, WritesThenReadsBack) {
   auto expected = bytes;
   std::copy_n(bytes.begin(), 3, expected.begin() + 10);
   expected.resize(100);
-  EXPECT_EQ(read_plainly(folder_.file("x")), expected);
+  EXPECT_TRUE(equal_bytes(read_plainly(folder_.file("x")), expected));
 }
 
 TEST_P(BlockIoTest, WholePagesAreWrittenPastTheCache) {
@@ -182,10 +182,10 @@ TEST_P(BlockIoTest, WholePagesAreWrittenPastTheCache) {
   io->submit(IoOp::write, {{f, kSplit, kBytes - kSplit, memory.get() + kSplit}, {f, 0, kSplit, memory.get()}})
       ->wait();
   EXPECT_EQ(io->counters().write_bytes, kBytes);
-  EXPECT_EQ(read_plainly(folder_.file("x")), bytes);
+  EXPECT_TRUE(equal_bytes(read_plainly(folder_.file("x")), bytes));
   BytesVector back(5000);
   io->read(f, 123, back.data(), back.size());
-  EXPECT_TRUE(std::equal(back.begin(), back.end(), bytes.begin() + 123));
+  EXPECT_TRUE(equal_bytes(back, std::span(bytes).subspan(123, back.size())));
   const auto part_of_a_page = [&](uint64_t offset, uint64_t length, size_t at) {
     return message_of([&] { io->write(f, offset, memory.get() + at, length); }, ErrorKind::argument);
   };
@@ -229,8 +229,8 @@ TEST_P(BlockIoTest, AFailedJobLeavesOthersAlone) {
     EXPECT_THROW(broken->wait(), Error);
     EXPECT_TRUE(broken->done());
     first->wait();
-    ASSERT_EQ(a, bytes);
-    ASSERT_EQ(b, bytes);
+    ASSERT_TRUE(equal_bytes(a, bytes));
+    ASSERT_TRUE(equal_bytes(b, bytes));
   }
 }
 
@@ -249,7 +249,7 @@ TEST_P(BlockIoTest, DroppedJobsAreFinishedBeforeTheirMemoryGoes) {
   io.reset();    // the engine finishes it
   EXPECT_TRUE(job->done());
   job->wait();
-  EXPECT_EQ(memory, read_plainly(folder_.file("x")));
+  EXPECT_TRUE(equal_bytes(memory, read_plainly(folder_.file("x"))));
 }
 
 TEST_P(BlockIoTest, ClosedSlotsAreReusedWithoutMixingFiles) {
@@ -268,7 +268,7 @@ TEST_P(BlockIoTest, ClosedSlotsAreReusedWithoutMixingFiles) {
       auto job = io->submit(IoOp::read, {{f, 0, memory.size(), memory.data()}});
       io->close(f);
       job->wait();
-      ASSERT_EQ(memory, contents[i]);
+      ASSERT_TRUE(equal_bytes(memory, contents[i]));
     }
   EXPECT_LE(ids.size(), 40u);
 }

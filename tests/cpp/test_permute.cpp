@@ -17,28 +17,29 @@ constexpr size_t kNumbersInFront = 3;  // of another edge type
 // What is put in order: rows of random bytes, and the order that is wanted.
 struct Problem {
   uint64_t row_bytes = 1, slots = 1;
-  std::vector<BytesVector> rows;
+  size_t num_rows = 0;
+  BytesVector rows;  // one behind the other
   std::vector<int64_t> numbers;
 
-  // Each row is wanted up to `slots` times, some not at all; the order is that of random keys.
+  // Each row is wanted up to `slots` times, some not at all, in a random order (Fisher and Yates).
   static Problem draw(size_t num_rows, uint64_t row_bytes, uint64_t slots = 1) {
-    Problem made{row_bytes, slots, {}, {}};
+    Problem made{row_bytes, slots, num_rows, random_bytes(num_rows * row_bytes, row_bytes), {}};
     RandomStream random(num_rows, row_bytes);
-    const BytesVector bytes = random_bytes(num_rows * row_bytes, row_bytes);
-    std::vector<std::pair<uint32_t, int64_t>> keyed;
     for (size_t i = 0; i < num_rows; ++i) {
-      const auto begin = bytes.begin() + static_cast<ptrdiff_t>(i * row_bytes);
-      made.rows.emplace_back(begin, begin + static_cast<ptrdiff_t>(row_bytes));
       const uint64_t times = num_rows == 1 ? slots : (i % 10 ? slots - random.below(slots) : 0);
-      for (uint64_t t = 0; t < times; ++t) keyed.emplace_back(random.next32(), static_cast<int64_t>(i));
+      made.numbers.insert(made.numbers.end(), times, static_cast<int64_t>(i));
     }
-    std::sort(keyed.begin(), keyed.end());
-    for (const auto& [key, number] : keyed) made.numbers.push_back(number);
+    for (size_t left = made.numbers.size(); left > 1; --left)
+      std::swap(made.numbers[left - 1], made.numbers[random.below(left)]);
     return made;
   }
   BytesVector wanted() const {
-    BytesVector all;
-    for (const int64_t number : numbers) all.insert(all.end(), rows[number].begin(), rows[number].end());
+    BytesVector all(count() * row_bytes);
+    std::byte* at = all.data();
+    for (const int64_t number : numbers) {
+      std::memcpy(at, rows.data() + static_cast<size_t>(number) * row_bytes, row_bytes);
+      at += row_bytes;
+    }
     return all;
   }
   uint64_t count() const { return numbers.size(); }
@@ -58,19 +59,18 @@ class Permute : public BothBackends {
     std::memcpy(bytes.data(), listed.data(), bytes.size());
     write_plainly(folder_.file("numbers.bin"), bytes);
     workers_ = std::make_unique<WorkerPool>(threads);
-    return {folder_.file(""),    folder_.file("numbers.bin"), kNumbersInFront, problem.count(),
-            problem.rows.size(), problem.row_bytes,           problem.slots,   memory,
+    return {folder_.file(""), folder_.file("numbers.bin"), kNumbersInFront, problem.count(),
+            problem.num_rows, problem.row_bytes,           problem.slots,   memory,
             workers_.get()};
   }
 
   // Adds `rows` in pieces of all sizes.
   static void add_all(RowPermuter& permuter, const Problem& problem, size_t upto = SIZE_MAX) {
-    const size_t rows = std::min(upto, problem.rows.size());
+    const size_t rows = std::min(upto, problem.num_rows);
     for (size_t at = 0, n = 0; at < rows; at += n) {
       n = std::min(1 + at * 3 / 2, rows - at);
-      BytesVector piece;
-      for (size_t i = at; i < at + n; ++i)
-        piece.insert(piece.end(), problem.rows[i].begin(), problem.rows[i].end());
+      const auto begin = problem.rows.begin() + static_cast<ptrdiff_t>(at * problem.row_bytes);
+      const BytesVector piece(begin, begin + static_cast<ptrdiff_t>(n * problem.row_bytes));
       permuter.add(piece.data(), n);
     }
   }
@@ -94,7 +94,7 @@ class Permute : public BothBackends {
     ASSERT_EQ(last_.data_bytes, wanted.size());
     ASSERT_EQ(found.size(), align_up(wanted.size(), kPageBytes));
     EXPECT_EQ(last_.file_bytes, found.size());
-    EXPECT_TRUE(wanted.empty() || std::memcmp(wanted.data(), found.data(), wanted.size()) == 0);
+    EXPECT_TRUE(equal_bytes(std::span(found).first(wanted.size()), wanted));
     EXPECT_TRUE(std::all_of(found.begin() + static_cast<ptrdiff_t>(wanted.size()), found.end(),
                             [](std::byte b) { return b == std::byte{0}; }));
   }
@@ -177,7 +177,7 @@ TEST_P(Permute, EachRowIsReadAndWrittenTwiceAtTheMost) {
     const uint64_t bytes = problem.count() * problem.row_bytes,
                    pages = align_up(bytes, kPageBytes) / kPageBytes;
     const uint64_t buckets = stats.buckets > 1 ? bytes + 4 * problem.count() : 0;  // 4: its place
-    const uint64_t positions = 8 * problem.rows.size(), sorted = stats.sort.spilled_bytes;
+    const uint64_t positions = 8 * problem.num_rows, sorted = stats.sort.spilled_bytes;
     EXPECT_EQ(counters.read_bytes, 8 * problem.count() + sorted + positions + buckets);
     EXPECT_EQ(counters.write_bytes,
               sorted + positions + buckets + pages * kPageBytes + align_up(4 * pages, kPageBytes));

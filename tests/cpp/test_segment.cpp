@@ -61,7 +61,8 @@ TEST_P(SegmentTest, SharesNumbersAndCountsAsBruteForce) {
         }
         ++found;
         EXPECT_EQ(order[static_cast<size_t>(rows[i] - row)], ids[i]);
-        for (int64_t at = rows[i] * row_bytes; at < (rows[i] + 1) * row_bytes; ++at) pages.insert(at / 4096);
+        const int64_t begin = int64_t{rows[i]} * row_bytes, end_byte = begin + row_bytes;
+        for (int64_t page = begin / 4096; page * 4096 < end_byte; ++page) pages.insert(page);
       }
       EXPECT_EQ(table.mark<int32_t>(ids, row_bytes), found);
       const SharedReads reads = table.finish_batch();
