@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import outcrop as oc
+from outcrop.runtime import group
 from outcrop.training import loop, steps
 from outcrop.training import run as training_run
 
@@ -48,6 +49,8 @@ if WRONG == "stale" and RANK == 1:
 if WRONG == "processor" and RANK == 1:
     training_run.processor_kind = lambda: "another"
 folder = Path(CHECKPOINT + ("-1" if WRONG == "folder" and RANK else ""))
+if WRONG == "folder":
+    group._SEEING_SECONDS = 0.5  # the wait for what never comes
 oc.train(
     GRAPH,
     run=RUN,
