@@ -6,6 +6,7 @@ import ctypes
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -54,13 +55,20 @@ FILES = (
 )
 
 
-def crc32c(data: bytes) -> int:
-    """Bit by bit, from the definition (Castagnoli, reflected)."""
+@cache
+def crc_table() -> list[int]:
     table = []
     for byte in range(256):
         for _ in range(8):
             byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
         table.append(byte)
+    return table
+
+
+@cache
+def crc32c(data: bytes) -> int:
+    """Bit by bit, from the definition (Castagnoli, reflected); kept: tests ask for the same bytes again."""
+    table = crc_table()
     crc = 0xFFFFFFFF
     for byte in data:
         crc = crc >> 8 ^ table[(crc ^ byte) & 255]
