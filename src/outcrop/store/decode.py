@@ -85,7 +85,7 @@ def _scatter(decoder: SparseDecoder, rows: torch.Tensor) -> torch.Tensor:
     for first in range(0, len(rows), step):
         part = rows[first : first + step]
         head = part[:, : layout.values_at].reshape(len(part), -1, width).long()
-        head = sum((head[:, :, byte] << 8 * byte for byte in range(1, width)), head[:, :, 0])
+        head = sum((head[:, :, byte] * 256**byte for byte in range(1, width)), head[:, :, 0])
         count, columns = head[:, :1], head[:, 1:]
         used = steps < count
         wrong = (count[:, 0] > layout.stored) | ((columns >= layout.columns) & used).any(1)
@@ -93,7 +93,8 @@ def _scatter(decoder: SparseDecoder, rows: torch.Tensor) -> torch.Tensor:
         row = torch.arange(first, first + len(part)).to(rows.device)[:, None]
         place = (row * layout.columns + columns).masked_fill_(~used | wrong[:, None], len(held) - 1)
         if common is None:
-            values = part[:, layout.values_at :].contiguous().view(bits)
+            # A copy begins where values of any size may; one row alone would be taken as it lies.
+            values = part[:, layout.values_at :].clone(memory_format=torch.contiguous_format).view(bits)
         else:
             values = common.expand(place.shape)
         held.index_put_((place,), values)
