@@ -345,3 +345,76 @@ def test_the_same_import_again_keeps_what_is_there(tmp_path: Path) -> None:
     assert (tmp_path / "g.oc" / "features.bin").stat().st_ino == before
     with pytest.raises(ArgumentError, match="feature_storage"):
         again(feature_storage="dense")
+
+
+class SparseTensor:
+    """What ``torch_sparse.SparseTensor`` offers of a matrix."""
+
+    def __init__(self, matrix: Any, valued: bool = True):
+        self._matrix, self._valued = matrix, valued
+
+    def csr(self) -> tuple[Any, Any, Any]:
+        parts = (
+            torch.from_numpy(part.astype(np.int64)) for part in (self._matrix.indptr, self._matrix.indices)
+        )
+        return *parts, torch.from_numpy(self._matrix.data) if self._valued else None
+
+    def size(self, dim: int) -> int:
+        return self._matrix.shape[dim]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")  # torch calls forms of it beta
+def test_sparse_tensors_are_rows_of_features(tmp_path: Path) -> None:
+    """Of torch in every form of two dimensions, in any order, entries twice; of torch_sparse; as ``Data.x`` too."""
+    from torch_geometric.data import Data
+
+    x = mostly_zeros(np.random.default_rng(0), 80, 500, 9)
+    x[~np.isfinite(x) | (x == 0)] = 0
+    coo = torch.from_numpy(x).to_sparse()
+    order = torch.randperm(coo.values().numel(), generator=torch.Generator().manual_seed(0))
+    mixed = torch.sparse_coo_tensor(coo.indices()[:, order], coo.values()[order], coo.shape)
+    halves = torch.sparse_coo_tensor(coo.indices().repeat(1, 2), (coo.values() / 2).repeat(2), coo.shape)
+    ones = SparseTensor(sp.csr_matrix((x != 0).astype(np.float32)), valued=False)
+    forms: dict[str, tuple[Any, np.ndarray]] = {
+        "coo": (coo, x),
+        "mixed": (mixed, x),
+        "halves": (halves, x),
+        "csr": (coo.to_sparse_csr(), x),
+        "csc": (coo.to_sparse_csc(), x),
+        "torch_sparse": (SparseTensor(sp.csr_matrix(x)), x),
+        "ones": (ones, (x != 0).astype(np.float32)),
+    }
+    edges = ring(80)
+    for name, (form, wanted) in forms.items():
+        graph = oc.import_graph(edges, tmp_path / f"{name}.oc", features=form, progress=False)
+        assert np.array_equal(stored(graph), sparse_rows(wanted)), name
+    data = Data(x=coo, edge_index=torch.from_numpy(edges))
+    graph = oc.import_graph(data, tmp_path / "data.oc", progress=False)
+    assert np.array_equal(stored(graph), sparse_rows(x))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize(
+    ("tensor", "error", "said"),
+    [
+        (
+            lambda: torch.eye(8).to_sparse_bsr((2, 2)),
+            ArgumentError,
+            r"torch.sparse_bsr\): pass features.to_sparse_csr",
+        ),
+        (
+            lambda: torch.ones(8, 4).to_sparse(1),
+            ArgumentError,
+            r"torch.sparse_coo\): pass features.to_sparse_csr",
+        ),
+        (
+            lambda: torch.ones(8, 4, 2).to_sparse(),
+            FormatError,
+            r"features has shape \(8, 4, 2\); a matrix is needed",
+        ),
+        (lambda: torch.eye(8).bfloat16().to_sparse(), ArgumentError, "features is bfloat16"),
+    ],
+)
+def test_sparse_tensors_that_are_no_rows(tmp_path: Path, tensor: Any, error: Any, said: str) -> None:
+    with pytest.raises(error, match=said):
+        oc.import_graph(ring(8), tmp_path / "g.oc", features=tensor(), progress=False)
