@@ -14,7 +14,8 @@ from torch import nn
 
 from outcrop.runtime.group import Group
 from outcrop.store.minibatch import MiniBatch
-from outcrop.training.objectives import CLASSES, BatchTally, Objective, Tally, batch_tally
+from outcrop.training.metrics import BatchTally, Tally, batch_tally, loss_of, num_known
+from outcrop.training.objectives import CLASSES, Objective
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,8 @@ def _score(model: nn.Module, batch: MiniBatch, objective: Objective) -> _BatchSc
     scores = model(batch)
     tallied = batch_tally(objective, scores, batch.y)
     if objective.kind != "class":
-        known = objective.num_known(batch.y)
-        loss = float(objective.loss_of(scores, batch.y)) * known if known else 0.0
+        known = num_known(objective, batch.y)
+        loss = float(loss_of(objective, scores, batch.y)) * known if known else 0.0
         return _BatchScores(0, known, loss, tallied)
     labelled = batch.y >= 0
     loss = F.cross_entropy(scores, batch.y, ignore_index=-1, reduction="none").double().sum()

@@ -35,6 +35,7 @@ from outcrop.store.minibatch import MiniBatch
 from outcrop.store.tensors import State, digest
 from outcrop.training.callbacks import Callbacks
 from outcrop.training.learning import LearningTask
+from outcrop.training.metrics import loss_of, num_known
 from outcrop.training.objectives import Objective
 from outcrop.training.rates import learning_rate
 from outcrop.training.steps import BatchLoss, OrderedGradients, OwnGradients, StepGradients
@@ -488,7 +489,7 @@ class _Run:
 
     def _train_on(self, batch: MiniBatch, epoch: int, number: int) -> None:
         """Adds a batch to the step; one whose seeds have no labels adds nothing."""
-        count = self._objective.num_known(batch.y)
+        count = num_known(self._objective, batch.y)
         if count == 0:
             self._gradients.add(BatchLoss(0.0, 0))
             return
@@ -503,7 +504,7 @@ class _Run:
             torch.autocast(self.device.type, torch.bfloat16) if low else nullcontext(),
         ):
             scores = self.model(batch)
-        loss = self._objective.loss_of(scores, batch.y, self._weight)
+        loss = loss_of(self._objective, scores, batch.y, self._weight)
         self._gradients.begin()
         loss.backward()
         value = loss.item()

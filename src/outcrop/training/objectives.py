@@ -1,13 +1,12 @@
-"""What is learned and by what it is judged: the loss and the metric that go with a kind of labels."""
+"""What is learned and by what it is judged: the loss and the metric that go with a kind of labels, by name.
+
+They are computed in :mod:`outcrop.training.metrics`: nothing here needs torch.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from outcrop.errors import ArgumentError
 
@@ -37,27 +36,6 @@ class Objective:
     loss: str = "cross_entropy"
     metric: str = "accuracy"
 
-    def num_known(self, y: Tensor) -> int:
-        """Counts the seeds that have a label, or some of their targets."""
-        if self.kind == "class":
-            return int((y >= 0).sum())
-        known = ~y.isnan()
-        return int((known.any(1) if known.dim() == 2 else known).sum())
-
-    def loss_of(self, scores: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Returns the mean loss of what is known, a scalar.
-
-        Args:
-            scores: float [n, columns].
-            weight: float [num_classes], of classes only.
-        """
-        if self.kind == "class":
-            return F.cross_entropy(scores, y, weight=weight, ignore_index=-1)
-        target = y.view_as(scores)
-        known = ~target.isnan()
-        compute = {"bce": F.binary_cross_entropy_with_logits, "mse": F.mse_loss, "l1": F.l1_loss}[self.loss]
-        return compute(scores[known], target[known])
-
     def better(self, now: float, before: float) -> bool:
         """Tells whether a score is better than one before; anything is better than none (NaN)."""
         if math.isnan(before):
@@ -80,128 +58,3 @@ def choose_objective(kind: str, loss: str | None = None, metric: str | None = No
                 f"{name} {value!r} does not go with labels of kind {kind}; known: {', '.join(known)}"
             )
     return Objective(kind, loss or LOSSES[kind][0], metric or METRICS[kind][0])
-
-
-@dataclass(frozen=True)
-class BatchTally:
-    """Says what a batch adds to the metrics of an objective.
-
-    Attributes:
-        known, right: Labels that are known, and those of them that were found.
-        absolute, squared: Sums of errors, of regression.
-        counts: float64 [3, columns]: true positives, false positives, false negatives; None of regression.
-        scores: What only ``auc`` needs: scores and labels, both float32 [n, columns].
-    """
-
-    known: int
-    right: int = 0
-    absolute: float = 0.0
-    squared: float = 0.0
-    counts: Tensor | None = None
-    scores: tuple[Tensor, Tensor] | None = None
-
-
-def batch_tally(objective: Objective, scores: Tensor, y: Tensor) -> BatchTally:
-    """Returns what a batch adds up to.
-
-    Args:
-        scores: float [n, columns].
-        y: Labels as the objective has them.
-    """
-    scores, y = scores.detach().float().cpu(), y.cpu()
-    if objective.kind == "regression":
-        error = (scores.double() - y.view_as(scores).double()).abs()
-        error = error[~error.isnan()]
-        return BatchTally(len(error), 0, float(error.sum()), float(error.square().sum()))
-    if objective.kind == "class":
-        there, columns = y >= 0, scores.shape[1]
-        found = F.one_hot(scores[there].argmax(1), columns).bool()
-        true = F.one_hot(y[there], columns).bool()
-        known, right = torch.ones_like(true), int((found & true).sum())
-        num_known = len(true)
-        kept = _against_rest(scores[there]), (true[:, 1:] if columns == 2 else true).float()
-    else:
-        known, found, true = ~y.isnan(), scores > 0, y > 0.5
-        right, num_known = int(((found == true) & known).sum()), int(known.sum())
-        kept = scores, y
-    parts = [found & true & known, found & ~true & known, ~found & true & known]
-    counts = torch.stack([part.sum(0) for part in parts]).double()
-    return BatchTally(num_known, right, counts=counts, scores=kept if objective.metric == "auc" else None)
-
-
-@dataclass
-class Tally:
-    """Adds up what the metrics of an objective need, batch by batch, on the CPU."""
-
-    objective: Objective
-
-    def __post_init__(self) -> None:
-        self._counts: Tensor | None = None
-        self._right = self._known = 0
-        self._absolute = self._squared = 0.0
-        self._scores: list[tuple[Tensor, Tensor]] = []
-
-    def add(self, batch: BatchTally) -> None:
-        """Adds a batch."""
-        self._right, self._known = self._right + batch.right, self._known + batch.known
-        self._absolute, self._squared = self._absolute + batch.absolute, self._squared + batch.squared
-        if batch.scores is not None:
-            self._scores.append(batch.scores)
-        if batch.counts is not None:
-            self._counts = batch.counts if self._counts is None else self._counts + batch.counts
-
-    def values(self) -> dict[str, float]:
-        """Returns every metric of the kind by name; ``auc`` where it is the objective's. NaN where nothing was
-        known.
-        """
-        known = self._known or math.nan
-        if self.objective.kind == "regression":
-            return {"mae": self._absolute / known, "rmse": math.sqrt(self._squared / known)}
-        values = {"accuracy": self._right / known}
-        if self._counts is None:
-            return dict.fromkeys(METRICS[self.objective.kind], math.nan)
-        true, wrong, missed = self._counts
-        total = 2 * true + wrong + missed
-        by_column = torch.where(total > 0, 2 * true / total.clamp(min=1), 0.0)
-        if self.objective.kind == "class":  # of classes that are there, or were found
-            values["macro_f1"] = float(by_column[total > 0].mean())
-        else:
-            values["micro_f1"] = float(2 * true.sum() / total.sum().clamp(min=1))
-            values["macro_f1"] = float(by_column.mean())
-        if self._scores:
-            scores, y = (torch.cat(parts) for parts in zip(*self._scores, strict=True))
-            values["auc"] = mean_auc(scores, y)
-        return values
-
-
-def _against_rest(scores: Tensor) -> Tensor:
-    """Returns what ranks each class against the others: log-probabilities [n, classes]; of two classes [n, 1]."""
-    if scores.shape[1] == 2:
-        return scores[:, 1:] - scores[:, :1]
-    return scores.log_softmax(1)
-
-
-def mean_auc(scores: Tensor, y: Tensor) -> float:
-    """Returns the mean over columns of the area under the ROC curve; columns without both labels are left out.
-
-    Equals scikit-learn's ``roc_auc_score`` of each column's known values: the chance that a positive scores above a
-    negative, ties half.
-
-    Args:
-        scores: float32 [n, columns].
-        y: float32 [n, columns] of 0 and 1, NaN = unknown.
-    """
-    areas = []
-    for column, target in zip(scores.unbind(1), y.unbind(1), strict=True):
-        known = ~target.isnan()
-        values, positive = column[known], target[known] > 0.5
-        above, below = int(positive.sum()), int((~positive).sum())
-        if not above or not below:
-            continue
-        order = values.sort().values
-        # Middle of the ranks of equals, counted from 1/2.
-        rank = (
-            torch.searchsorted(order, values) + torch.searchsorted(order, values, right=True)
-        ).double() / 2
-        areas.append((float(rank[positive].sum()) - above * above / 2) / (above * below))
-    return sum(areas) / len(areas) if areas else math.nan

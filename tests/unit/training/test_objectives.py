@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 
 import outcrop as oc
 from outcrop.errors import ArgumentError
-from outcrop.training.objectives import METRICS, Tally, batch_tally, choose_objective, mean_auc
+from outcrop.training.metrics import Tally, batch_tally, loss_of, mean_auc, num_known
+from outcrop.training.objectives import METRICS, choose_objective
 
 pytestmark = pytest.mark.leaks(
     "env", reason="torch sets TORCHINDUCTOR_CACHE_DIR when its compiler is first imported"
@@ -165,7 +166,7 @@ def test_losses(kind, loss, columns):
     scores = rng.normal(size=(20, columns or 1)).astype(np.float32)
     y = rng.integers(0, 2, shape).astype(np.float32) if kind == "multilabel" else rng.normal(size=shape)
     y = np.where(rng.random(shape) < 0.3, np.nan, y).astype(np.float32)
-    found = choose_objective(kind, loss).loss_of(torch.tensor(scores), torch.tensor(y))
+    found = loss_of(choose_objective(kind, loss), torch.tensor(scores), torch.tensor(y))
     s, t = (a.reshape(20, -1).astype(np.float64) for a in (scores, y))
     each = {
         "bce": np.log1p(np.exp(s)) - t * s,
@@ -174,7 +175,7 @@ def test_losses(kind, loss, columns):
     }[loss]
     assert float(found) == pytest.approx(np.nanmean(each), rel=1e-5)
     known = (~np.isnan(t)).any(1).sum()
-    assert choose_objective(kind, loss).num_known(torch.tensor(y)) == known
+    assert num_known(choose_objective(kind, loss), torch.tensor(y)) == known
 
 
 def f1(found: np.ndarray, true: np.ndarray) -> float:
