@@ -12,7 +12,7 @@ import torch
 import outcrop as oc
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.nn import checkpoint as checkpoints
-from outcrop.nn.learned_rows import learned_bytes
+from outcrop.nn.schema import learned_bytes
 from outcrop.store.graph import Graph
 from typed_infer_support import expected, whole_of
 

@@ -18,14 +18,7 @@ from outcrop.nn.schema import GraphSchema
 
 STATE = "rows."  # what the names of the state of learned rows begin with, in a checkpoint
 _BLOCK = 1 << 14
-_COPIES = 3  # of a table: rows, means, and the rows of the best model
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
-
-
-def learned_bytes(schema: GraphSchema | None) -> int:
-    """Counts the bytes that the learned rows of a training take: 12 for each value, and 4 for each row."""
-    nodes = () if schema is None else schema.node_types
-    return sum(4 * node.num_nodes * (_COPIES * node.width + 1) for node in nodes if node.is_learned)
 
 
 class LearnedRows(nn.Module):

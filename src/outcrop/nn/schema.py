@@ -17,6 +17,7 @@ from outcrop.store.graph_types import NodeType, RowFile
 EdgeKey = tuple[str, str, str]  # (source, relation, target), as torch_geometric calls a type of edges
 _MADE = re.compile(r"(random|learned):([1-9][0-9]{0,8})")
 _HOW = "random:64 for 64 random values, or learned:64 for 64 that are learned"
+_COPIES = 3  # of a table of learned rows: rows, means, and the rows of the best model
 
 
 @dataclass(frozen=True)
@@ -220,6 +221,12 @@ def schema_of(graph: Graph, model: ModelConfig, seed: int) -> GraphSchema | None
     return GraphSchema.of(
         graph, graph.seed_type.name, no_rows=model.no_rows, row_seed=seed, edge_rows=edge_rows
     )
+
+
+def learned_bytes(schema: GraphSchema | None) -> int:
+    """Counts the bytes that the learned rows of a training take: 12 for each value, and 4 for each row."""
+    nodes = () if schema is None else schema.node_types
+    return sum(4 * node.num_nodes * (_COPIES * node.width + 1) for node in nodes if node.is_learned)
 
 
 def _repeated(names: Sequence[str]) -> set[str]:

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outcrop.config import ModelConfig, TrainConfig
-from outcrop.nn.learned_rows import learned_bytes
-from outcrop.nn.schema import GraphSchema
+from outcrop.nn.schema import GraphSchema, learned_bytes
 from outcrop.store import identity
 from outcrop.training.objectives import CLASSES, Objective
 

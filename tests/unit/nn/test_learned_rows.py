@@ -10,10 +10,10 @@ import torch
 
 from outcrop import _core
 from outcrop.errors import ArgumentError
-from outcrop.nn.learned_rows import LearnedRows, RowAdam, learned_bytes
+from outcrop.nn.learned_rows import LearnedRows, RowAdam
 from outcrop.nn.made_rows import random_rows
 from outcrop.nn.models import build_model
-from outcrop.nn.schema import GraphSchema, NodeSchema
+from outcrop.nn.schema import GraphSchema, NodeSchema, learned_bytes
 from outcrop.store.minibatch import MiniBatch
 from typed_batches import deliver
 
