@@ -4,8 +4,8 @@ Folder: ``last.safetensors`` holds everything that training goes on from; ``best
 epoch, for use. ``last`` also holds the best model, so it alone is the truth: it is written first, and where a crash
 left ``best`` behind it, resuming writes ``best`` again and :func:`load_best` takes the model from ``last``.
 Tensors: ``model.<name>``, ``best.<name>``, ``optimizer.<parameter number>.<name>``. Header entry ``outcrop``: JSON
-with format, version, kind (``last`` or ``best``), :class:`Meta` and the SHA-256 of all tensors. Version 1 had no kind,
-and inputs as text.
+with format, version, kind (``last`` or ``best``), :class:`outcrop.nn.checkpoint_meta.Meta` and the SHA-256 of all
+tensors. Version 1 had no kind, and inputs as text.
 Dropout is keyed by (seed, epoch, batch) and the sampler by the same, so the seed and the number of finished epochs are
 the whole random state.
 """
@@ -23,6 +23,7 @@ from outcrop.config import ModelConfig, TrainConfig
 from outcrop.config.places import is_uri
 from outcrop.device import resolve
 from outcrop.errors import FormatError, IoError, OutcropError
+from outcrop.nn.checkpoint_meta import BEST, LAST, Meta
 from outcrop.nn.models import Model, build_model
 from outcrop.nn.schema import GraphSchema
 from outcrop.nn.typed import TypedModel
@@ -33,44 +34,6 @@ from outcrop.store.tensors import AGAIN, State, digest, open_tensors, read_tenso
 
 FORMAT, VERSION = "outcrop.checkpoint", 2
 _OLDEST = 1
-LAST, BEST = "last.safetensors", "best.safetensors"
-
-
-@dataclass(frozen=True)
-class Meta:
-    """Holds what a checkpoint says about itself.
-
-    Attributes:
-        epochs_done: Finished epochs.
-        best_epoch: The epoch of the best model, counted from 0.
-        config: Fields of the training configuration, with in_dim and num_classes; of a model of a graph with node and
-            edge types ``schema`` (:meth:`outcrop.nn.schema.GraphSchema.as_stored`) instead of in_dim; of one that takes
-            features of edges ``edge_dim``, of one that takes their weights ``edge_weights``, too.
-        inputs: What was trained on: digest of the graph, fields of the sampling (:mod:`outcrop.store.identity`).
-        history: One record per finished epoch.
-        batch_losses: Loss of every batch, where they were asked for.
-        updates: Updates of the parameters, in all epochs and batches until now.
-        partial: State of an epoch that was begun: ``batch``, the first that is still to be trained, and sums so far.
-            Empty between epochs.
-        processors: What computed it last: of each kind of processor and number of threads among the processes a digest
-            of the kind and the number. Sums are rounded by these; empty where that is not known.
-    """
-
-    epochs_done: int
-    best_epoch: int
-    config: dict[str, Any]
-    inputs: dict[str, Any] = field(default_factory=dict)
-    history: list[dict[str, Any]] = field(default_factory=list)
-    batch_losses: list[float] = field(default_factory=list)
-    updates: int = 0
-    partial: dict[str, Any] = field(default_factory=dict)
-    processors: list[list[Any]] = field(default_factory=list)
-
-    @property
-    def epochs_begun(self) -> int:
-        return self.epochs_done + bool(self.partial)
-
-
 _LATER = ("updates", "partial", "processors")  # fields of Meta that the first version did not have
 
 

@@ -9,12 +9,12 @@ from outcrop.config import Checkpoints, ModelConfig, SampleConfig
 from outcrop.config.models import edge_rows_problem, edge_weights_problem, wants_edge_rows
 from outcrop.errors import ArgumentError, IoError
 from outcrop.loading.modes import Mode
-from outcrop.nn import checkpoint as checkpoints
+from outcrop.nn.checkpoint_meta import LAST
 from outcrop.store import manifest as manifests
 from outcrop.store.graph import Graph
 from outcrop.store.graph_types import WEIGHTS
 from outcrop.store.seed_nodes import require_training_nodes
-from outcrop.training import loop
+from outcrop.training.last_checkpoint import read_last
 from outcrop.training.learning import LearningTask
 
 
@@ -96,8 +96,8 @@ def check_checkpoint(kept: Checkpoints, learning: LearningTask) -> None:
         raise ArgumentError(f"{folder} is a file: checkpoints need a folder")
     if manifests.exists(folder):  # which goes as a whole when it is made again
         raise ArgumentError(f"{folder} is a graph: checkpoints need a folder of their own")
-    if kept.resume and (folder / checkpoints.LAST).exists():
-        loop.read_checkpoint(folder, learning)
+    if kept.resume and (folder / LAST).exists():
+        read_last(folder, learning)
 
 
 def check_beside(graph: Graph) -> None:

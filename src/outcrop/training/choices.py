@@ -24,9 +24,9 @@ from outcrop.config.models import wants_degrees, wants_edge_rows
 from outcrop.errors import ArgumentError, OutcropWarning
 from outcrop.loading.modes import Mode, Packed, mode_named
 from outcrop.loading.run_stages import memory_of_run
-from outcrop.nn import checkpoint as checkpoints
 from outcrop.store import run as runs
 from outcrop.store.graph import Graph
+from outcrop.training.last_checkpoint import meta_of_last
 
 
 class Choices:
@@ -243,10 +243,9 @@ def _replayed_epochs(checkpoint: Path | None) -> int | None:
     """Counts the epochs that ``checkpoint`` has replayed, as was usual before new batches were; None: it has
     not yet.
     """
-    path = None if checkpoint is None else checkpoint / checkpoints.LAST
-    if path is None or not path.exists():
+    meta = meta_of_last(checkpoint)
+    if meta is None:
         return None
-    meta = checkpoints.read(path).meta
     sampled = meta.inputs.get("sampling", {}).get("epochs")
     return sampled if sampled is not None and sampled < meta.epochs_done else None
 

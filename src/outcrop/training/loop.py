@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -25,7 +24,8 @@ from outcrop.device import resolve
 from outcrop.errors import ArgumentError, FormatError, NumericError, RankError
 from outcrop.nn import checkpoint as checkpoints
 from outcrop.nn.adam import Adam
-from outcrop.nn.checkpoint import Checkpoint, Meta
+from outcrop.nn.checkpoint import Checkpoint
+from outcrop.nn.checkpoint_meta import BEST, LAST, Meta
 from outcrop.nn.learned_rows import STATE as ROWS
 from outcrop.nn.learned_rows import RowAdam
 from outcrop.nn.models import Model, build_model, warm_allocator
@@ -34,6 +34,8 @@ from outcrop.runtime.group import Group
 from outcrop.store.minibatch import MiniBatch
 from outcrop.store.tensors import State, digest
 from outcrop.training.callbacks import Callbacks
+from outcrop.training.early_stopping import score_of, stopped_early
+from outcrop.training.last_checkpoint import read_last
 from outcrop.training.learning import LearningTask
 from outcrop.training.metrics import loss_of, num_known
 from outcrop.training.objectives import Objective
@@ -147,7 +149,7 @@ def train(
     group = group or Group()
     run = _Run(learning, kept, class_weights, told if group.leads else Callbacks(()), group, num_batches)
     with group.together("reading the checkpoint"):
-        if kept is not None and kept.resume and (kept.path / checkpoints.LAST).exists():
+        if kept is not None and kept.resume and (kept.path / LAST).exists():
             run.restore()
     group.require_same(run.place)
     warm_allocator()
@@ -183,22 +185,6 @@ def train(
     return run.result()
 
 
-def stopped_early(records: Sequence[Mapping[str, Any]], best_epoch: int, patience: int | None) -> bool:
-    """Tells whether the last ``patience`` scores of validation, by the records of the epochs, were no better than
-    before.
-    """
-    if patience is None:
-        return False
-    since = [record for record in records[best_epoch + 1 :] if _score(record) is not None]
-    return len(since) >= patience
-
-
-def _score(record: Mapping[str, Any]) -> float | None:
-    """Returns by what the best epoch is chosen; records of the first version have an accuracy alone."""
-    metric = record.get("valid_metric")
-    return record["valid_accuracy"] if metric is None else metric
-
-
 def _add_scores(record: EpochRecord, scores: Scores, objective: Objective) -> EpochRecord:
     accuracy = scores.accuracy if objective.kind == "class" else None
     metric = accuracy if objective.metric == "accuracy" and accuracy is not None else None
@@ -210,7 +196,7 @@ def _add_scores(record: EpochRecord, scores: Scores, objective: Objective) -> Ep
 
 
 def _note(record: EpochRecord, objective: Objective) -> str:
-    score = _score(vars(record))
+    score = score_of(vars(record))
     said = "" if score is None else f", validation {objective.metric.replace('_', ' ')} {score:.4f}"
     return f"loss {record.loss:.4f}{said}"
 
@@ -259,25 +245,6 @@ def _added(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
         else:
             sums[name] = value
     return sums
-
-
-def read_checkpoint(out: Path, learning: LearningTask) -> Checkpoint:
-    """Reads ``last.safetensors`` in ``out``, to go on from it.
-
-    Raises:
-        ArgumentError: It is of another training, or has more epochs behind it than are asked for; says what differs.
-        FormatError: It cannot be read.
-    """
-    path = out / checkpoints.LAST
-    found = checkpoints.read(path, "last")
-    checkpoints.require_same(path, found.meta, learning.identity, learning.inputs)
-    epochs = learning.training.epochs
-    if found.meta.epochs_begun > epochs:
-        raise ArgumentError(
-            f"{path} has {found.meta.epochs_begun} epochs behind it, {epochs} were "
-            "asked for: ask for at least as many, or choose another checkpoint folder"
-        )
-    return found
 
 
 class _Run:
@@ -543,7 +510,7 @@ class _Run:
         """Adds the record and keeps the model if it is the best so far."""
         self.records.append(record)
         if self.best_epoch >= 0:
-            before, now = _score(vars(self.records[self.best_epoch])), _score(vars(record))
+            before, now = score_of(vars(self.records[self.best_epoch])), score_of(vars(record))
             if before is not None and (now is None or not self._objective.better(now, before)):
                 return
         self.best_epoch, self.best = record.epoch, {}  # the copy before goes first
@@ -570,19 +537,19 @@ class _Run:
         )
         state: State = self.model.state_dict()
         checkpoints.write(
-            out / checkpoints.LAST,
+            out / LAST,
             Checkpoint(meta, state, self.best, self.optimizer.state() | self.rows.state()),
         )
         if not meta.partial:
-            checkpoints.write(out / checkpoints.BEST, Checkpoint(meta, self.best))
+            checkpoints.write(out / BEST, Checkpoint(meta, self.best))
         if isinstance(self._kept, StoredCheckpoints):
             self._kept.push()
         self._saved = time.monotonic()
 
     def restore(self) -> None:
         assert self._kept is not None
-        path = self._kept.path / checkpoints.LAST
-        found = read_checkpoint(self._kept.path, self._learning)
+        path = self._kept.path / LAST
+        found = read_last(self._kept.path, self._learning)
         checkpoints.load_into(path, self.model, found.model)
         self.optimizer.restore({n: v for n, v in found.optimizer.items() if not n.startswith(ROWS)})
         try:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from outcrop.errors import ArgumentError
-from outcrop.nn import checkpoint as checkpoints
 from outcrop.runtime.group import Group
 from outcrop.training.choices import TrainOptions
+from outcrop.training.last_checkpoint import meta_of_last
 
 
 def for_processes(asked: TrainOptions, group: Group) -> TrainOptions:
@@ -32,9 +32,9 @@ def for_processes(asked: TrainOptions, group: Group) -> TrainOptions:
 def _step_batches(asked: TrainOptions, group: Group) -> int:
     steps = asked.training.accumulate
     whose = "--accumulate"
-    if steps is None and (folder := asked.goes_on) is not None and (folder / checkpoints.LAST).exists():
-        steps = int(checkpoints.read(folder / checkpoints.LAST).meta.config.get("accumulate", 1))
-        whose = f"the checkpoint in {folder}"
+    if steps is None and (last := meta_of_last(asked.goes_on)) is not None:
+        steps = int(last.config.get("accumulate", 1))
+        whose = f"the checkpoint in {asked.goes_on}"
     if steps is None:
         return group.world
     if steps < group.world:
@@ -76,7 +76,9 @@ def other_processors(folder: Path, now: Sequence[list[Any]]) -> str:
     """Says how the processors that computed the checkpoint in ``folder`` differ from those of ``now``; empty: they do
     not, or that is not known.
     """
-    before = checkpoints.processors_of(folder)
+    from outcrop.nn.checkpoint import processors_of  # brings torch
+
+    before = processors_of(folder)
     if not before or before == list(now):
         return ""
     kinds_before, threads_before = zip(*before, strict=True)

@@ -15,12 +15,11 @@ from outcrop.errors import ArgumentError
 from outcrop.loading.modes import Mode, Online, Packed
 from outcrop.loading.open import check_types
 from outcrop.loading.open import check_weights as require_weights_loaded
-from outcrop.nn import checkpoint as checkpoints
 from outcrop.nn.schema import schema_of
 from outcrop.runtime.group import Group
 from outcrop.store import identity
 from outcrop.store.graph import Graph
-from outcrop.training import loop, spool
+from outcrop.training import spool
 from outcrop.training.batch_request import BatchRequest
 from outcrop.training.checks import (
     check_beside,
@@ -33,6 +32,8 @@ from outcrop.training.checks import (
     weights_left_out,
 )
 from outcrop.training.choices import BatchChoice, Choices, TrainOptions, check_task, choose_batches
+from outcrop.training.early_stopping import stopped_early
+from outcrop.training.last_checkpoint import meta_of_last
 from outcrop.training.learning import LearningTask
 from outcrop.training.objectives import choose_objective
 from outcrop.training.processes import for_processes
@@ -261,13 +262,11 @@ class TrainRequest:
         """Returns the epoch that training begins with, or goes on within, and the number of the batch; no epoch where
         there is nothing left to train.
         """
-        path = None
-        if self.checkpoints is not None and self.checkpoints.resume:
-            path = self.checkpoints.path / checkpoints.LAST
-        if path is None or not path.exists():
+        kept = self.checkpoints
+        meta = meta_of_last(kept.path) if kept is not None and kept.resume else None
+        if meta is None:
             return 0, 0
-        meta = checkpoints.read(path).meta
-        ended = loop.stopped_early(meta.history, meta.best_epoch, self.training.patience)
+        ended = stopped_early(meta.history, meta.best_epoch, self.training.patience)
         if ended or meta.epochs_done >= self.training.epochs:
             return None, 0
         return meta.epochs_done, int(meta.partial.get("batch", 0))

@@ -11,14 +11,14 @@ from typing import Any
 from outcrop.config import Checkpoints
 from outcrop.config.places import is_uri
 from outcrop.errors import renaming
-from outcrop.nn import checkpoint as checkpoints
+from outcrop.nn.checkpoint_meta import BEST, LAST
 from outcrop.runtime.group import Group
 from outcrop.runtime.system import cache_folder
 from outcrop.store.lock import only_process_in
 from outcrop.store.mirror import FolderMirror
 from outcrop.store.remote import without_keys
 
-_FILES = (checkpoints.LAST, checkpoints.BEST)
+_FILES = (LAST, BEST)
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,10 @@ class StoredCheckpoints(Checkpoints):
             if leads:
                 mirror.start_over()
         elif leads and mirror.is_ahead():
+            from outcrop.nn import checkpoint as checkpoints  # brings torch
+
             with only_process_in(self.path):
-                checkpoints.renew_best(self.path, checkpoints.read(self.path / checkpoints.LAST, "last"))
+                checkpoints.renew_best(self.path, checkpoints.read(self.path / LAST, "last"))
                 mirror.push()
         else:
             mirror.pull()
@@ -75,7 +77,7 @@ def facts_of(kept: Checkpoints) -> dict[str, Any]:
 
 def model_file_of(kept: Checkpoints) -> str:
     """Returns what has the trained model: a file, or the URI that :func:`outcrop.load_model` takes."""
-    return kept.place if isinstance(kept, StoredCheckpoints) else str(kept.path / checkpoints.BEST)
+    return kept.place if isinstance(kept, StoredCheckpoints) else str(kept.path / BEST)
 
 
 def with_folder(kept: Checkpoints | None) -> Checkpoints | None:
