@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from outcrop.api.old_keywords import accepts_old_keywords, merged, named
-from outcrop.api.results import TrainReport
 from outcrop.config import (
     Checkpoints,
     Limits,
@@ -29,6 +28,7 @@ from outcrop.runtime.observer import Observer
 from outcrop.store.graph import Graph, open_graph
 from outcrop.training.choices import Choices, TrainOptions, with_seeds_of
 from outcrop.training.dry_run import facts
+from outcrop.training.report import TrainReport
 from outcrop.training.request import TrainRequest
 from outcrop.training.run import run as train_on
 from outcrop.training.stored_checkpoints import begun, with_folder

@@ -12,8 +12,11 @@ if TYPE_CHECKING:
 
 
 def gpu_named(name: str) -> Gpu | None:
-    """Returns the kind of GPU that the device called ``name`` is; None for the CPU. Raises as :func:`resolve`."""
-    return gpu_of(resolve(name))
+    """Returns the kind of GPU that the device called ``name`` is; None for the CPU. Raises as :func:`resolve`.
+
+    For the CPU torch is not imported.
+    """
+    return None if name == "cpu" else gpu_of(resolve(name))
 
 
 def resolve(name: str) -> torch.device:

@@ -6,10 +6,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from outcrop.loading.session import Between, Loader, LoadSession, LoadStats
 from outcrop.runtime.runtime import Runtime
-from outcrop.store.minibatch import MiniBatch
+
+if TYPE_CHECKING:
+    from outcrop.store.minibatch import MiniBatch
 
 
 class ConsecutiveSession:
@@ -45,7 +48,7 @@ class ConsecutiveSession:
         )
 
 
-class ConsecutiveLoader(Iterator[MiniBatch]):
+class ConsecutiveLoader(Iterator["MiniBatch"]):
     """Goes over the mini-batches of one epoch, from one run after another.
 
     A batch must be gone when the next is asked for: where that lies in the next run, the memory of this one is given

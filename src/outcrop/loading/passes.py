@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outcrop.loading.consecutive import ConsecutiveLoader, ConsecutiveSession
 from outcrop.loading.ranks import Ranks
 from outcrop.loading.session import Between, Loader, LoadSession
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.levels import Level
-from outcrop.store.minibatch import MiniBatch
+
+if TYPE_CHECKING:
+    from outcrop.store.minibatch import MiniBatch
 
 _ALONE = Ranks()
 # Of these reports always say how many rows there were.
@@ -82,7 +84,7 @@ class Passes:
         }
 
 
-class _CheckedPass(Iterator[MiniBatch]):
+class _CheckedPass(Iterator["MiniBatch"]):
     """Looks before every batch of a pass whether to go on."""
 
     def __init__(self, loader: Loader | ConsecutiveLoader, check: Callable[[], None]):
