@@ -14,8 +14,17 @@ import pytest
 
 from support import REPOSITORY
 
-HEAVY = ("torch", "torch_geometric", "pyarrow", "scipy", "matplotlib", "cuda", "cupy", "triton")
+HEAVY = {"torch", "torch_geometric", "pyarrow", "scipy", "matplotlib", "cuda", "cupy", "triton"}
 LAYERS = ("errors", "config", "runtime.trace", "runtime.runtime", "store")  # those that need no torch
+# What describes a training, and supplies its batches: torch is imported beside that.
+DESCRIBING = (
+    "training.request",
+    "training.dry_run",
+    "training.supply",
+    "training.run",
+    "api.train",
+    "cli.train",
+)
 
 
 def imported_by(statement: str) -> set[str]:
@@ -36,6 +45,11 @@ def test_importing_outcrop_loads_nothing_heavy():
 @pytest.mark.parametrize("layer", LAYERS)
 def test_lower_layers_do_without_torch(layer: str):
     assert imported_by(f"import outcrop.{layer}").isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("module", DESCRIBING)
+def test_what_describes_a_training_does_without_torch(module: str):
+    assert imported_by(f"import outcrop.{module}").isdisjoint(HEAVY | {"safetensors"})
 
 
 def test_importing_outcrop_has_no_effects():

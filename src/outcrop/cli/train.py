@@ -206,7 +206,9 @@ def train(
 ) -> None:
     leads = os.environ.get("RANK", "0") == "0"  # of the processes that torchrun has started
     quiet = quiet or not leads
-    common.load_torch(quiet)
+    batches = _batches(run, sample_epochs, refresh, refresh_rate)
+    if not (dry_run or _prepares(loading, batches)):
+        common.load_torch(quiet)
     from outcrop.api.train import dry_run as tell
     from outcrop.api.train import train as run_training
 
@@ -218,7 +220,7 @@ def train(
         "sampling": None if sampling is None else replace(sampling, seed=training.seed),
         "loading": loading,
         "limits": limits,
-        "run": _batches(run, sample_epochs, refresh, refresh_rate),
+        "run": batches,
         "checkpoint": None if checkpoint is None else replace(checkpoint, resume=not fresh),
     }
     if dry_run:
@@ -244,6 +246,12 @@ def _batches(
     if refresh:
         return Refresh(1 if sample_epochs is None else sample_epochs, rate, run)
     return run if run is not None or sample_epochs is None else Replay(sample_epochs)
+
+
+def _prepares(loading: Mode | None, batches: Path | Replay | Refresh | None) -> bool:
+    """Tells whether preparing comes first, beside which torch is imported; several processes meet by torch before."""
+    alone = os.environ.get("WORLD_SIZE", "1") == "1"
+    return alone and (loading is None or loading.prepares) and not isinstance(batches, Path)
 
 
 def _plan(found: dict[str, Any]) -> dict[str, str]:

@@ -10,9 +10,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from outcrop import device as devices
 from outcrop.config import format_bytes
@@ -22,14 +20,13 @@ from outcrop.loading.needs import BatchCounter, other_modes
 from outcrop.loading.passes import Passes
 from outcrop.loading.ranks import Ranks
 from outcrop.runtime.group import Group
+from outcrop.runtime.import_ahead import ImportAhead
 from outcrop.runtime.progress import Progress, shown
 from outcrop.runtime.runtime import Runtime
 from outcrop.runtime.smallest_budget import naming_smallest
 from outcrop.store import identity
 from outcrop.store.history import recording_training
 from outcrop.store.lock import only_process_in
-from outcrop.training import evaluate as evaluation
-from outcrop.training import loop as training
 from outcrop.training import spool
 from outcrop.training.batch_request import BatchRequest
 from outcrop.training.choices import Choices
@@ -46,7 +43,13 @@ from outcrop.training.supply import (
     supply_every_epoch,
     supply_of_several,
 )
-from outcrop.training.weights import class_weights as resolve_class_weights
+
+if TYPE_CHECKING:
+    from outcrop.training.evaluate import EvalResult
+    from outcrop.training.loop import TrainResult
+
+# What brings torch, and is needed when there are batches to learn from.
+_LEARNING = ("outcrop.training.learn", "outcrop.loading.transfer")
 
 
 def run(
@@ -74,7 +77,7 @@ def run(
     if not group.leads:
         trace, progress, callbacks = None, None, ()
     with ExitStack() as closing:
-        _begin(request, said, group, closing)
+        _begin(request, group, closing)
         told = shown(progress)
         asked = replace(request.batch_request, progress=told, counter=BatchCounter(told))
         rest = {
@@ -94,8 +97,13 @@ def run(
         closing.enter_context(naming_smallest(memory, refused, f"train in mode {mode}", advice))
         if memory is not None and memory <= learned:
             raise BudgetError(f"rows that are learned take {format_bytes(learned)} alone")
+        ahead = ImportAhead(*_LEARNING)
         with group.together("preparing", patient=True):
             supply, why = _supply(request, asked, mode, said, closing, group)
+            _wait_for(ahead, told)
+        from outcrop.training.learn import learn
+
+        _compare_processors(request, said, group)
         said.replay(supply.drawn.epochs, epochs, request.run)
         started = time.monotonic()
         runtime = closing.enter_context(_runtime(supply.memory, group, trace, progress))
@@ -109,7 +117,7 @@ def run(
                 session, check = supply.open(runtime, request.device, request.epoch_splits, opened)
             said.add(why)  # not before it is clear that the budget does
             passes = Passes(session, runtime, check, supply.counters, request.batches_of, ranks)
-            result, tested = _learn(request, passes, runtime, callbacks, group)
+            result, tested = learn(request, passes, runtime, callbacks, group)
         report = _report(request, supply, result, tested, runtime)
         report.ranks, report.peak_host_bytes = _of_ranks(group, ranks, report.peak_host_bytes)
         report.seconds, report.chosen = time.monotonic() - started, said.text
@@ -117,19 +125,13 @@ def run(
         return report
 
 
-def _begin(request: TrainRequest, said: Choices, group: Group, closing: ExitStack) -> None:
+def _begin(request: TrainRequest, group: Group, closing: ExitStack) -> None:
     """Checks the folders, and that all processes train the same; ``closing`` gives the folder of checkpoints back."""
     kept = request.checkpoints
     with group.together("opening the checkpoints"):
         if kept is not None and group.leads:
             closing.enter_context(only_process_in(kept.path))
         request.check_folders()
-    if threads := usual_threads(group):
-        torch.set_num_threads(threads)
-    kinds = group.gather((processor_kind(), torch.get_num_threads()))
-    group.processors = sorted([name_of_kind(kind), threads] for kind, threads in dict.fromkeys(kinds))
-    if kept is not None and kept.resume and group.leads and request.training.device == "cpu":
-        said.warn(other_processors(kept.path, group.processors))
     if group.alone:
         return
     group.require_same(
@@ -145,6 +147,31 @@ def _begin(request: TrainRequest, said: Choices, group: Group, closing: ExitStac
     )
     if kept is not None and not isinstance(kept, StoredCheckpoints):
         group.require_shared(kept.path)
+
+
+def _wait_for(ahead: ImportAhead, progress: Progress) -> None:
+    """Waits for what is imported beside preparing, which may take long from a busy disk."""
+    waits = ahead.running
+    if waits:
+        progress.start("load torch", len(_LEARNING), "modules")
+    ahead.join()
+    if waits:
+        progress.finish("load torch")
+
+
+def _compare_processors(request: TrainRequest, said: Choices, group: Group) -> None:
+    """Sets the threads of this process, and says it where processors differ among processes, or from those of the
+    checkpoint that is gone on from.
+    """
+    import torch
+
+    kept = request.checkpoints
+    if threads := usual_threads(group):
+        torch.set_num_threads(threads)
+    kinds = group.gather((processor_kind(), torch.get_num_threads()))
+    group.processors = sorted([name_of_kind(kind), threads] for kind, threads in dict.fromkeys(kinds))
+    if kept is not None and kept.resume and group.leads and request.training.device == "cpu":
+        said.warn(other_processors(kept.path, group.processors))
     other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
     group.alike = other is None
     if other is not None:
@@ -225,45 +252,11 @@ def _settings(request: TrainRequest) -> dict[str, Any]:
     }
 
 
-def _learn(
-    request: TrainRequest,
-    passes: Passes,
-    runtime: Runtime,
-    callbacks: Sequence[Any],
-    group: Group,
-) -> tuple[training.TrainResult, evaluation.EvalResult | None]:
-    """Trains, and returns what the loop learned and how the best model does on the test nodes."""
-    graph, learning = request.graph, request.learning
-    objective = learning.objective
-    splits = request.batches.sampling.splits
-    with group.together("weighing the classes"):
-        weights = resolve_class_weights(graph, learning.training.class_weights, runtime)
-    result = training.train(
-        lambda epoch, first=0: passes.start("train", epoch, first),
-        (lambda: passes.start("valid", 0)) if graph.has_nodes_of("valid") and "valid" in splits else None,
-        learning,
-        runtime,
-        evaluate=lambda model, batches: evaluation.evaluate(model, batches, objective, group),
-        kept=request.checkpoints,
-        counters=passes.counters,
-        class_weights=weights,
-        callbacks=callbacks,
-        num_batches=request.batches_of("train"),
-        group=group,
-    )
-    tested = None
-    if request.training.test and graph.has_nodes_of("test") and "test" in splits:
-        with group.together("beginning to test"):
-            batches = passes.start("test", 0)
-        tested = evaluation.evaluate(result.model, batches, objective, group)
-    return result, tested
-
-
 def _report(
     request: TrainRequest,
     supply: BatchSupply,
-    result: training.TrainResult,
-    tested: evaluation.EvalResult | None,
+    result: TrainResult,
+    tested: EvalResult | None,
     runtime: Runtime,
 ) -> TrainReport:
     config, metric, limits = request.training, request.learning.objective.metric, request.batches.limits

@@ -257,7 +257,7 @@ def test_interrupted_while_torch_is_imported(tmp_path: Path) -> None:
     )
     environment = child_environment() | {"PYTHONPATH": str(tmp_path)}
     ended = subprocess.run(
-        [sys.executable, "-m", "outcrop", "train", "g"],
+        [sys.executable, "-m", "outcrop", "train", "g", "--mode", "memory"],
         env=environment,
         capture_output=True,
         text=True,
