@@ -29,7 +29,9 @@ from support import HANGS_SECONDS
 LIGHT = "import outcrop.api.prepare, outcrop.importing.generate, outcrop.importing.graph"
 HEAVY = (
     LIGHT
-    + ", torch, torch_geometric, outcrop.api.train, outcrop.api.infer, outcrop.api.run, outcrop.cli.main"
+    + ", torch, torch_geometric, outcrop.api.train, outcrop.training.learn, outcrop.loading.transfer"
+    + ", outcrop.api.infer, outcrop.api.run, outcrop.cli.main, outcrop.cli.commands\n"
+    + "for module in outcrop.cli.commands.MODULES.values(): outcrop.cli.commands.commands_of(module)\ndel module"
 )
 STEM = """
 import ctypes, gc, json, os, signal, socket, sys

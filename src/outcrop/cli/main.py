@@ -10,34 +10,19 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 import outcrop
-from outcrop.cli import (
-    advise,
-    bench,
-    data,
-    demo,
-    derive,
-    doctor,
-    embed,
-    infer,
-    interruptions,
-    out_of_memory,
-    prepare,
-    report,
-    train,
-    transport,
-)
+from outcrop.cli import interruptions, out_of_memory
+from outcrop.cli.commands import MARKUP, CommandGroup
 from outcrop.cli.printing import console, say
 from outcrop.errors import OutcropError, OutcropWarning
 
 app = typer.Typer(
     name="outcrop",
+    cls=CommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=MARKUP,
     help="Train graph neural networks on graphs larger than memory, exactly, on one machine.",
 )
-for module in (demo, doctor, data, transport, derive, prepare, train, infer, embed, report, advise, bench):
-    module.add_commands(app)
 
 _debug = False
 _python_shows = warnings.showwarning
