@@ -63,4 +63,5 @@ class CommandGroup(TyperGroup):
     """Offers the commands of ``outcrop``."""
 
     def __init__(self, **options: Any):
-        super().__init__(**options | {"commands": _Commands()})
+        options["commands"] = _Commands()
+        super().__init__(**options)
