@@ -366,7 +366,7 @@ class SparseTensor:
 @pytest.mark.filterwarnings("ignore:Sparse")  # torch calls forms of it beta
 def test_sparse_tensors_are_rows_of_features(tmp_path: Path) -> None:
     """Of torch in every form of two dimensions, in any order, entries twice; of torch_sparse; as ``Data.x`` too."""
-    from torch_geometric.data import Data
+    from torch_geometric.data import Data, HeteroData
 
     x = mostly_zeros(np.random.default_rng(0), 80, 500, 9)
     x[~np.isfinite(x) | (x == 0)] = 0
@@ -391,6 +391,11 @@ def test_sparse_tensors_are_rows_of_features(tmp_path: Path) -> None:
     data = Data(x=coo, edge_index=torch.from_numpy(edges))
     graph = oc.import_graph(data, tmp_path / "data.oc", progress=False)
     assert np.array_equal(stored(graph), sparse_rows(x))
+    typed = HeteroData()
+    typed["paper"].x, typed["author"].x = coo, torch.ones(80, 3)
+    typed["author", "writes", "paper"].edge_index = torch.from_numpy(edges)
+    graph = oc.import_graph(typed, tmp_path / "typed.oc", progress=False)
+    assert np.array_equal(stored(graph, f"n{graph.node_type('paper').number}.features"), sparse_rows(x))
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
