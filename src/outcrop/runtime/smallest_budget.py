@@ -12,9 +12,11 @@ from contextlib import contextmanager
 
 from outcrop.config import exact_bytes, least_bytes
 from outcrop.errors import BudgetError
+from outcrop.runtime.pages import PAGE_BYTES
 
 _LEAST, _LARGEST, _STEPS = 1 << 14, 1 << 48, 16  # budgets that are tried, and how many in twice one
 _ROUNDED = 64  # a share of a budget is a 64th of it or more
+_PAGES = 4  # that shares of a budget become larger by at the same size of it, at most
 SMALLER_BATCHES = "a lower --batch-size or --fanouts usually needs less"
 
 
@@ -23,20 +25,30 @@ def smallest(refused: int, fits: Callable[[int], bool]) -> int | None:
 
     A sixteenth more at a time is tried until one fits, because what is needed depends on how a budget is divided and
     may rise with it; then the bytes below it, by bisection. The sizes that are tried are the same whatever was refused,
-    and so is what is found.
+    and so is what is found, unless a smaller budget than ``refused`` fits.
     """
-    low, high = refused, _LEAST
-    while high <= refused:
-        high += max(high // _STEPS, 1)
-    while not fits(high):
+    low, high = 0, _LEAST
+    while high <= refused or not fits(high):
         low, high = high, high + max(high // _STEPS, 1)
         if high > _LARGEST:
             return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    # Shares of a budget are whole bytes: next to the edge one more of them may be taken than is there.
-    return next((less for less in range(max(high - _ROUNDED, refused + 1), high) if fits(less)), high)
+    found = _least_between(low, high, 1, fits)
+    return found if found > refused else _least_between(refused, high, refused + 1, fits)
+
+
+def _least_between(low: int, high: int, least: int, fits: Callable[[int], bool]) -> int:
+    """Returns the smallest budget from ``least`` on that fits, as ``high`` does and ``low`` does not."""
+    while True:
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if fits(middle) else (middle, high)
+        # Shares of a budget are whole bytes, or whole pages: where one more of them is taken too little may be left,
+        # and a budget that is smaller by as much be enough.
+        less = [*range(high - _ROUNDED, high), *range(high - _PAGES * PAGE_BYTES, high, PAGE_BYTES)]
+        fitting = next((one for one in less if one >= least and fits(one)), None)
+        if fitting is None:
+            return high
+        low, high = max(fitting - PAGE_BYTES, least - 1), fitting
 
 
 @contextmanager

@@ -80,6 +80,19 @@ def test_the_smallest_is_found_where_shares_are_rounded():
     assert smallest(1, lambda limit: False) is None
 
 
+@pytest.mark.parametrize(("share", "needed"), [(80, 324_980), (20, 81_000), (48, 195_600)])
+def test_the_smallest_is_found_where_shares_are_whole_pages(share: int, needed: int):
+    """Budgets that leave just enough are below some that do not, whose caches have a page more."""
+
+    def fits(limit: int) -> bool:
+        return limit - limit // share // 4096 * 4096 >= needed
+
+    page_more = share * 4096
+    assert [fits(n) for n in (needed - 1, needed, page_more - 1, page_more)] == [False, True, True, False]
+    assert {smallest(refused, fits) for refused in (1, needed // 2, needed - 4096, needed - 1)} == {needed}
+    assert {smallest(refused, fits) for refused in (page_more, needed + 4095)} == {needed + 4096}
+
+
 def test_objects_from_before_are_not_collected_over_and_over():
     """Each budget that is tried may collect garbage: a full collection, with torch loaded, takes long."""
     frozen: list[int] = []
@@ -235,6 +248,22 @@ def test_buffers_that_validation_made_larger_are_rehearsed(tmp_path, make_runtim
     graph = a_graph(tmp_path / "g", make_runtime(threads=1), nodes=624, edges=921, width=260, train=36)
     options = {"fanouts": (3, 2, 2), "batch_size": 1, "epochs": 3, "sample_epochs": 2, "topology": "paged"}
     follow_training(graph, "partition", **options)
+
+
+def test_a_page_more_for_lists_is_not_taken_from_the_smallest_budget(tmp_path, make_runtime):
+    """Budgets that give cached lists a page more leave too little for batches: found by the test below."""
+    graph = a_graph(
+        tmp_path / "g",
+        make_runtime(threads=1),
+        nodes=682,
+        edges=1057,
+        width=33,
+        train=26,
+        dtype="float16",
+        weighted=True,
+    )
+    options = {"sampler": "weighted", "fanouts": (-1, 3), "batch_size": 40, "sample_epochs": 2}
+    follow_training(graph, "memory", model="gat", topology="paged", **options)
 
 
 @pytest.mark.slow
