@@ -16,9 +16,8 @@ from typing import Any, Literal
 import outcrop._core as _core
 from outcrop.config import LabelKind
 from outcrop.config.sampling import SPLITS
-from outcrop.store.coded_rows import Coding, coding_of, decoder_of
 from outcrop.store.manifest import ArraySpec
-from outcrop.store.row_decoder import RowDecoder
+from outcrop.store.quantised import SCALES_ARRAY, Quantisation, RowDecoder, quantisation_of
 
 FEATURES, LABELS, WEIGHTS, ORIGINAL = "features", "labels", "edge_weight", "original"
 
@@ -37,7 +36,7 @@ class NodeType:
         prefix: What the names of its arrays begin with: "" or, for example, ``n0.``.
         class_names: What class i was called in the source; empty where classes have no names.
         integer_names: Whether the names of its nodes are integers.
-        coding: How its features are stored as bytes, in few bits or sparse; None: as they are.
+        quantisation: How its features are stored in few bits; None: as they are.
     """
 
     number: int
@@ -49,7 +48,7 @@ class NodeType:
     prefix: str = ""
     class_names: tuple[str, ...] = ()
     integer_names: bool = False
-    coding: Coding | None = None
+    quantisation: Quantisation | None = None
 
     def array(self, name: str) -> str:
         """Returns what its array ``name``, such as ``labels``, is called in the manifest of the graph."""
@@ -113,8 +112,7 @@ class RowFile:
         owner: The type whose nodes or edges have the rows.
         array: Name of the array in the manifest of the graph.
         spec: The array as it lies on disk: dtype, shape, distance between rows.
-        decoder: Makes values of rows in few bits or sparse ones, which are bytes on disk; None: they are used as they
-            are.
+        decoder: Makes float32 of rows in few bits, which are bytes on disk; None: they are used as they are.
     """
 
     number: int
@@ -126,17 +124,17 @@ class RowFile:
     @property
     def width(self) -> int:
         """Counts the values of a row as loaders deliver it."""
-        return self.spec.shape[1] if self.decoder is None else self.decoder.columns
+        return self.spec.shape[1] if self.decoder is None else self.decoder.quantisation.columns
 
     @property
     def dtype(self) -> str:
         """Returns the type of the values as loaders deliver them, such as ``float32``."""
-        return self.spec.dtype if self.decoder is None else self.decoder.dtype
+        return self.spec.dtype if self.decoder is None else "float32"
 
     @property
     def stored_as(self) -> str:
         """Returns what people are told of the type of the values on disk."""
-        return self.spec.dtype if self.decoder is None else self.decoder.words
+        return self.spec.dtype if self.decoder is None else self.decoder.quantisation.words
 
     @property
     def kind(self) -> Literal["nodes", "edges"]:
@@ -185,7 +183,7 @@ def types_of(
             attributes.get("label_kind", "class"),
             class_names=tuple(attributes.get("class_names", ())),
             integer_names=bool(attributes.get("integer_names", False)),
-            coding=coding_of(attributes),
+            quantisation=quantisation_of(attributes),
         )
         weighted = WEIGHTS in arrays
         return (nodes,), (EdgeType(0, nodes, "", nodes, attributes["num_edges"], 0, 0, "e0.", weighted),)
@@ -200,9 +198,9 @@ def _node_types(listed: Sequence[Mapping[str, Any]]) -> tuple[NodeType, ...]:
         kind, names = entry.get("label_kind", "class"), tuple(entry.get("class_names", ()))
         counts = entry["num_nodes"], entry["num_classes"]
         integers = entry.get("integer_names", False)
-        coding = coding_of(entry)
+        few_bits = quantisation_of(entry)
         types.append(
-            NodeType(number, entry["name"], first, *counts, kind, f"n{number}.", names, integers, coding)
+            NodeType(number, entry["name"], first, *counts, kind, f"n{number}.", names, integers, few_bits)
         )
         first += entry["num_nodes"]
     return tuple(types)
@@ -250,4 +248,7 @@ def row_files_of(
 
 
 def _decoder_of(of: NodeType | EdgeType, arrays: Mapping[str, ArraySpec], folder: Path) -> RowDecoder | None:
-    return decoder_of(of.coding, arrays, of.prefix, folder) if isinstance(of, NodeType) else None
+    if not isinstance(of, NodeType) or of.quantisation is None:
+        return None
+    file = arrays[of.array(FEATURES)].file
+    return RowDecoder(of.quantisation, folder, arrays.get(of.array(SCALES_ARRAY)), file)
