@@ -119,7 +119,10 @@ def test_what_reads_a_model_takes_the_uri(graph: Path, store: Store, on_machine:
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert np.array_equal(np.load(out)[[5, 3, 8]], want)
+    # Of the same model, in blocks of the same rows: dense products of batches may be rounded in another way.
+    oc.infer(graph, model=model, out=tmp_path / "same.npy", observer=QUIET)
+    assert np.array_equal(np.load(out), np.load(tmp_path / "same.npy"))
+    np.testing.assert_allclose(np.load(out)[[5, 3, 8]], want, rtol=1e-5, atol=1e-6)
     with pytest.raises(FormatError, match=r"nothing.* holds none of best.safetensors, last.safetensors"):
         oc.load_model(store("nothing"))
     with pytest.raises(ArgumentError, match="is a URI in a Path"):

@@ -8,7 +8,7 @@ from typing import Any
 from outcrop.loading.passes import Passes
 from outcrop.runtime.group import Group
 from outcrop.runtime.runtime import Runtime
-from outcrop.training.evaluate import EvalResult, evaluate
+from outcrop.training import evaluate as evaluation
 from outcrop.training.loop import TrainResult, train
 from outcrop.training.request import TrainRequest
 from outcrop.training.weights import class_weights
@@ -20,7 +20,7 @@ def learn(
     runtime: Runtime,
     callbacks: Sequence[Any],
     group: Group,
-) -> tuple[TrainResult, EvalResult | None]:
+) -> tuple[TrainResult, evaluation.EvalResult | None]:
     """Trains, and returns what the loop learned and how the best model does on the test nodes."""
     graph, learning = request.graph, request.learning
     objective = learning.objective
@@ -32,7 +32,7 @@ def learn(
         (lambda: passes.start("valid", 0)) if graph.has_nodes_of("valid") and "valid" in splits else None,
         learning,
         runtime,
-        evaluate=lambda model, batches: evaluate(model, batches, objective, group),
+        evaluate=lambda model, batches: evaluation.evaluate(model, batches, objective, group),
         kept=request.checkpoints,
         counters=passes.counters,
         class_weights=weights,
@@ -44,5 +44,5 @@ def learn(
     if request.training.test and graph.has_nodes_of("test") and "test" in splits:
         with group.together("beginning to test"):
             batches = passes.start("test", 0)
-        tested = evaluate(result.model, batches, objective, group)
+        tested = evaluation.evaluate(result.model, batches, objective, group)
     return result, tested
