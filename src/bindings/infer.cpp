@@ -10,7 +10,8 @@ using ConstInts = Array1<const int32_t>;
 
 SourceTable table_of(const ConstFloats& table) { return {table.data(), table.shape(0), table.shape(1)}; }
 
-// Sources are trusted: who reads lists compares them with the number of nodes. Their bounds are not.
+// What is in `rowptr` and `col` is trusted, since who reads lists compares it with the number of nodes; only their
+// lengths are compared here.
 TargetLists lists_of(const SourceTable& table, int64_t first, const ConstInts& rowptr, const ConstInts& col,
                      bool without_loops) {
   if (rowptr.shape(0) == 0) throw Error(ErrorKind::argument, "rowptr is empty");

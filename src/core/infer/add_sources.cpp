@@ -51,7 +51,7 @@ class PaddedRows {
 
 // out[0 .. width) += sum over edges of weight[i] * row(col[i])[column .. column + width), width at most V vectors and
 // more than V - 1. Weighted: by `weights`; else by ones, leaving out `but`.
-template <size_t V, bool Weighted, bool Fetching>
+template <size_t V, bool Weighted>
 OUTCROP_INLINE void add_columns(const PaddedRows& rows, size_t column, size_t width, const int32_t* col,
                                 size_t n, const float* weights, int32_t but, size_t ahead, float* out) {
   float room[V * kLanes];
@@ -59,7 +59,7 @@ OUTCROP_INLINE void add_columns(const PaddedRows& rows, size_t column, size_t wi
   Vector sums[V];
   for (size_t v = 0; v < V; ++v) std::memcpy(&sums[v], room + v * kLanes, sizeof(Vector));
   for (size_t i = 0; i < n; ++i) {
-    if (Fetching && i < ahead) rows.fetch(col[i + kAhead]);
+    if (i < ahead) rows.fetch(col[i + kAhead]);
     if (!Weighted && col[i] == but) continue;
     const float* row = rows.row(col[i]) + column;
     for (size_t v = 0; v < V; ++v) {
@@ -74,26 +74,25 @@ OUTCROP_INLINE void add_columns(const PaddedRows& rows, size_t column, size_t wi
 
 // The same of any number of columns, `begin .. end` of the table. `ahead`: of so many edges the one kAhead behind it is
 // there.
-template <bool Weighted, bool Fetching>
+template <bool Weighted>
 OUTCROP_INLINE void add_all(const PaddedRows& rows, size_t begin, size_t end, const int32_t* col, size_t n,
                             const float* weights, int32_t but, size_t ahead, float* out) {
   for (size_t at = begin; at < end; at += kVectors * kLanes) {
     const size_t width = std::min(end - at, kVectors * kLanes);
-    const bool first = Fetching && at == begin;
     float* const to = out + (at - begin);
-    const size_t fetched = first ? ahead : 0;
+    const size_t fetched = at == begin ? ahead : 0;  // whole rows are fetched
     switch ((width + kLanes - 1) / kLanes) {
       case 1:
-        add_columns<1, Weighted, Fetching>(rows, at, width, col, n, weights, but, fetched, to);
+        add_columns<1, Weighted>(rows, at, width, col, n, weights, but, fetched, to);
         break;
       case 2:
-        add_columns<2, Weighted, Fetching>(rows, at, width, col, n, weights, but, fetched, to);
+        add_columns<2, Weighted>(rows, at, width, col, n, weights, but, fetched, to);
         break;
       case 3:
-        add_columns<3, Weighted, Fetching>(rows, at, width, col, n, weights, but, fetched, to);
+        add_columns<3, Weighted>(rows, at, width, col, n, weights, but, fetched, to);
         break;
       default:
-        add_columns<4, Weighted, Fetching>(rows, at, width, col, n, weights, but, fetched, to);
+        add_columns<4, Weighted>(rows, at, width, col, n, weights, but, fetched, to);
     }
   }
 }
@@ -106,7 +105,7 @@ void sums_of(const PaddedRows& rows, size_t width, const TargetLists& lists, siz
     const auto from = static_cast<size_t>(lists.rowptr[t]), to = static_cast<size_t>(lists.rowptr[t + 1]);
     const int32_t but = lists.without_loops ? lists.first + static_cast<int32_t>(t) : -1;
     const size_t ahead = edges > from + kAhead ? edges - from - kAhead : 0;
-    add_all<false, true>(rows, 0, width, lists.col + from, to - from, nullptr, but, ahead, sums + t * width);
+    add_all<false>(rows, 0, width, lists.col + from, to - from, nullptr, but, ahead, sums + t * width);
   }
 }
 
@@ -155,7 +154,7 @@ void softmaxes_of(const PaddedRows& rows, const SourceTable& table, const Target
           for (size_t i = 0; i < each; ++i) total[i] *= shrink;
         }
         mass += added;
-        add_all<true, false>(rows, h * each, (h + 1) * each, sources, n, weights, -1, 0, total);
+        add_all<true>(rows, h * each, (h + 1) * each, sources, n, weights, -1, 0, total);
       }
     }
   }

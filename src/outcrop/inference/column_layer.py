@@ -45,9 +45,9 @@ _COLUMNS, _SUMS = "columns", "sums"
 _TAG, _READ_TAG = "infer-columns", "infer-block"
 
 
-def _keep(sums: ColumnSums, of: SourceColumns, x: Tensor, here: slice) -> list[Tensor]:
+def _keep(sums: ColumnSums, of: SourceColumns, x: Tensor, scale: Tensor | None, here: slice) -> list[Tensor]:
     """Puts what sources give in its place; nothing of it is written."""
-    of.columns[here] = sums.source(x, None if of.scale is None else of.scale[here])
+    of.columns[here] = sums.source(x, scale)
     if of.scores is not None:
         for kept, found in zip(of.scores, sums.scores(x), strict=True):
             kept[:, here] = found
@@ -144,14 +144,15 @@ class ColumnLayer:
         of: SourceColumns | None = None
         if plan.passes == 1:
             scores = (self._floats(sums.heads, rows), self._floats(sums.heads, rows)) if sums.heads else None
-            of = SourceColumns(self._floats(rows, sums.width), scores, scale, self._runtime.workers)
+            of = SourceColumns(self._floats(rows, sums.width), self._runtime.workers, scores, scale)
         held = self._floats(rows, sums.own_width) if plan.own is OwnRows.HELD else None
 
         def give(item: tuple[Block, np.ndarray]) -> list[Tensor]:
             (start, _), read = item
             x = self._tensor(read)
             here = slice(start, start + len(x))
-            written = self._cut(x, scale, here) if of is None else _keep(sums, of, x, here)
+            by = None if scale is None else scale[here]
+            written = self._cut(x, by) if of is None else _keep(sums, of, x, by, here)
             if held is not None:
                 held[here] = sums.own(x)
             if plan.own is OwnRows.STORED:
@@ -169,11 +170,11 @@ class ColumnLayer:
         if writer is not None:
             writer.finish()
         self.stats.rows_by_level[Level.DISK] = self._nodes
-        return of or SourceColumns(torch.empty(0)), held
+        return of or SourceColumns(torch.empty(0), self._runtime.workers), held
 
-    def _cut(self, x: Tensor, scale: Tensor | None, here: slice) -> list[Tensor]:
+    def _cut(self, x: Tensor, scale: Tensor | None) -> list[Tensor]:
         """Returns what columns.bin has of a block: the cuts, and the scores of heads."""
-        source = self._sums.source(x, None if scale is None else scale[here])
+        source = self._sums.source(x, scale)
         found = [source[:, begin:end] for begin, end in self.plan.cuts]
         if self._sums.heads:
             found += [score for kind in self._sums.scores(x) for score in kind]
@@ -201,10 +202,10 @@ class ColumnLayer:
             found.append(torch.from_numpy(room[at : at + size].view(np.float32)).view(rows, width))
             at += size
         if not heads:
-            return room, SourceColumns(found[0], None, scale, self._runtime.workers)
+            return room, SourceColumns(found[0], self._runtime.workers, None, scale)
         both = torch.from_numpy(room[4 * rows * self._widths[number] : at].view(np.float32))
         source, target = both.view(2, len(heads), rows)
-        return room, SourceColumns(found[0], (source, target), scale, self._runtime.workers)
+        return room, SourceColumns(found[0], self._runtime.workers, (source, target), scale)
 
     def _read_group(self, file: DiskArray, group: int, start: int, stop: int, out: np.ndarray) -> Reads:
         """Begins to read what columns.bin has, in one group, of nodes ``start:stop``, padded; ``start`` begins a

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import Any, final
 
@@ -32,21 +31,16 @@ class SourceColumns:
 
     Attributes:
         columns: float32 [num_nodes, columns].
+        workers: Threads that add up.
         scores: float32 [heads, num_nodes] each: of sources and of targets, of the heads that the columns are of; None
             where the layer has none.
         scale: float32 [num_nodes], 1 / sqrt(degree + 1), for GCN only.
-        workers: Threads that add up; None: the calling one.
     """
 
     columns: Tensor
+    workers: _core.WorkerPool
     scores: tuple[Tensor, Tensor] | None = None
     scale: Tensor | None = None
-    workers: _core.WorkerPool | None = None
-
-
-@cache
-def _calling_thread() -> _core.WorkerPool:
-    return _core.WorkerPool(1)
 
 
 class ColumnSums(ABC):
@@ -98,8 +92,8 @@ class ColumnSums(ABC):
 
     def _add_rows(self, sums: Tensor, of: SourceColumns, first: int, rowptr: Tensor, col: Tensor) -> None:
         """Computes ``sums[t] += of.columns[col[rowptr[t] : rowptr[t + 1]]].sum(0)``."""
-        workers, arrays = of.workers or _calling_thread(), (rowptr.numpy(), col.numpy())
-        _core.add_sources(workers, of.columns.numpy(), first, *arrays, self.drops_loops, sums.numpy())
+        lists = rowptr.numpy(), col.numpy()
+        _core.add_sources(of.workers, of.columns.numpy(), first, *lists, self.drops_loops, sums.numpy())
 
     @abstractmethod
     def end(self, sums: Any, of: SourceColumns, first: int) -> Tensor:
@@ -252,9 +246,9 @@ class _Gat(ColumnSums):
 
     def add(self, sums: _SoftmaxTotals, of: SourceColumns, first: int, rowptr: Tensor, col: Tensor) -> None:
         assert of.scores is not None
-        workers, (source, target) = of.workers or _calling_thread(), of.scores
+        source, target = of.scores
         _core.add_sources_by_softmax(
-            workers,
+            of.workers,
             of.columns.numpy(),
             first,
             rowptr.numpy(),

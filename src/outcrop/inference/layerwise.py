@@ -50,8 +50,8 @@ class LayerStats:
     """Says what one layer did, in a graph with types for the nodes of ``node_type``.
 
     ``passes``: how often the neighbor lists were read, where the layer was computed by columns; 0: it was computed by
-    spans of targets. ``output_bytes``: of the rows that it gave. ``rows_by_level``: where
-    input rows came from.
+    spans of targets. ``edges``: that were read, with those from a node to itself; by spans without those, where the
+    layer makes its own. ``output_bytes``: of the rows that it gave. ``rows_by_level``: where input rows came from.
     """
 
     layer: int

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from infer_support import a_conv, a_model, as_float, odd_edges, odd_graph, reference
+from outcrop._core import WorkerPool
 from outcrop.errors import ChecksumError, FormatError
 from outcrop.inference import activations, edge_counts
 from outcrop.inference.column_layer import ColumnLayer
@@ -32,7 +33,7 @@ def in_cuts(
     conv: torch.nn.Module, x: torch.Tensor, edges: np.ndarray, most: int, at_a_time: int
 ) -> torch.Tensor:
     """All nodes as targets, ``at_a_time`` of them; ``most`` columns at a time."""
-    sums = column_sums(conv)
+    sums, workers = column_sums(conv), WorkerPool(1)
     assert sums is not None
     row, col = edges[1], edges[0]
     loopless = row != col
@@ -47,7 +48,7 @@ def in_cuts(
         assert 0 < end - begin <= most
         heads = list(sums.heads_of(begin, end))
         of_heads = None if scores is None else (scores[0][heads].contiguous(), scores[1][heads].contiguous())
-        of = SourceColumns(source[:, begin:end].contiguous(), of_heads, scale)
+        of = SourceColumns(source[:, begin:end].contiguous(), workers, of_heads, scale)
         found = []
         for first in range(0, len(x), at_a_time):
             ptr = rowptr[first : first + at_a_time + 1]
