@@ -502,7 +502,7 @@ class Soak:
         self.seconds = 0.0
 
     def run(self, kills: int, only: int | None) -> None:
-        """Goes on until so many are killed, or does one turn alone."""
+        """Goes on until so many are killed, one of each kind among them, or does one turn alone."""
         began = time.monotonic()
         with (
             tempfile.TemporaryDirectory(prefix="outcrop-kills-") as name,
@@ -523,7 +523,8 @@ class Soak:
                     f"{self.killed.total()} of {kills} kills, {len(self.failed)} failed, {self.seconds:.0f} s, "
                     f"turn {turn}: {works[turn % len(works)].name}: {', '.join(killed) or 'nothing'}"
                 )
-                if self.killed.total() >= kills:
+                every = {f"{work.name}: {kind}" for work in works for kind in work.kinds}
+                if self.killed.total() >= kills and (self.failed or every <= self.killed.keys()):
                     break
 
     def _turn(self, work: Work, turn: int) -> list[str]:
