@@ -17,7 +17,7 @@ if [ "$processes" -gt 1 ]; then
 fi
 # Collecting imports every file, in every process: of the few slow tests only those that hold one.
 if [ "$tier" = slow ]; then
-  mapfile -t files < <(grep -rl --include='test_*.py' 'mark\.slow' tests)
+  mapfile -t files < <(grep -rlE --include='test_*.py' 'mark\.(slow|quick_cases)' tests | sort)
   set -- "$@" "${files[@]}"
 fi
 "$venv/bin/python" -m pytest -n "$processes" --dist loadfile --durations 12 --durations-min 10 --junitxml "$report" -o junit_suite_name="$tier" "$@" && status=0 || status=$?

@@ -21,6 +21,7 @@ import pytest
 
 import leaks
 import support
+import tiers
 
 if TYPE_CHECKING:
     from outcrop.runtime.runtime import Runtime
@@ -56,6 +57,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="MARKER",
         help="a test with this marker must run: being skipped is a failure",
     )
+    parser.addoption(
+        "--share", metavar="K/N", help="runs each N-th test of those asked for, from the K-th on"
+    )
 
 
 _MANY_CASES = 3
@@ -78,7 +82,20 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from None
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Generator[None, None, None]:
+    """Marks cases of tests before ``-m`` and ``-k`` choose; chooses among what these leave."""
+    tiers.mark_slow_cases(items)
+    yield
+    _choose(config, items)
+    if (share := config.getoption("--share")) is not None:
+        items[:], others = tiers.in_share(items, tiers.share_of(share))
+        config.hook.pytest_deselected(items=others)
+
+
+def _choose(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Under torture only the tests that it can affect run; see scripts/torture.sh. Long searches run where they are
     asked for, by ``-m soak`` or by name.
     """

@@ -45,6 +45,7 @@ def silent(text: str) -> None:
     assert text
 
 
+@pytest.mark.slow
 def test_layout_counts_what_planning_counts(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(layout, "_EPOCHS", 3)
     monkeypatch.setattr(layout, "_SEGMENTS", (10,))
@@ -130,6 +131,7 @@ def test_modes_that_draw_their_own_batches_begin_with_those_of_the_run(folder: P
     assert not list(folder.glob("*.oc.run"))
 
 
+@pytest.mark.slow
 def test_pipeline_compares_the_same_losses(folder: Path):
     result = pipeline.run(folder, SETTING, ["packed", "online"], silent)
     assert len(result["cases"]) == 5
@@ -152,6 +154,7 @@ def test_small_batches_want_a_few_more_rows_of_the_same_seeds(folder: Path):
     assert cases["1024"]["prepare_against_1024"] == cases["1024"]["load_against_1024"] == 1
 
 
+@pytest.mark.slow
 def test_inference_in_memory_reads_and_writes_everything_once(folder: Path):
     setting = replace(SETTING, shape=replace(SHAPE, name="infer", features=256), cap=0.7)
     result = infer.run(folder, setting, silent, models=("sage", "gcn"), layers=(2,))

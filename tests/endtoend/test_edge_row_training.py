@@ -51,6 +51,7 @@ def trained(graph: Graph, model: str = "transformer", no_rows: str | None = None
     return oc.train(graph, **{**asked, **options})
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("model", ["gat", "transformer", "gine"])
 def test_losses_are_equal_in_every_mode(graph, model):
     found = trained(graph, model, loading="memory").batch_losses
@@ -167,6 +168,7 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> Graph:
     return oc.import_graph(data, path, oc.ImportConfig(reverse=True), progress=False)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("model", ["rgat", "rtransformer", "rgine"])
 def test_losses_of_typed_models_are_equal_in_every_mode(typed, model):
     found = trained(typed, loading="memory", model=model, no_rows="random:4").batch_losses
@@ -203,6 +205,7 @@ def test_advice_counts_the_rows_of_edges_that_a_model_takes(typed):
         assert len(found["row_files"]) == files
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("drawn", [{"sampler": "shadow"}, {"replace": True}], ids=["shadow", "replace"])
 @pytest.mark.parametrize("model", ["gat", "gine"])
 def test_losses_are_equal_where_edges_come_twice_or_in_another_order(graph, drawn, model):

@@ -66,6 +66,7 @@ def kinds(uri: str) -> list[str]:
     return sorted({name.partition("-")[0] for name in RemoteFolder(uri).sizes()})
 
 
+@pytest.mark.quick_cases(1)
 def test_one_process_goes_on_without_its_folder(
     run: Path, want: dict[str, Any], store: Store, renewed: Callable[[], Path], tmp_path: Path
 ) -> None:
@@ -92,6 +93,7 @@ def test_a_copy_changes_nothing(run: Path, want: dict[str, Any], tmp_path: Path)
     assert len([*(tmp_path / "copy of it").iterdir()]) == PARTITIONS * SLICES + 2
 
 
+@pytest.mark.slow
 @only_file
 def test_two_processes_go_on_without_the_file_of_one(
     run: Path, want: dict[str, Any], store: Store, tmp_path: Path
@@ -138,6 +140,7 @@ def test_what_moved_from_process_to_process_is_copied_when_it_changes(
     assert_equal(trained(1, run, "--checkpoint-copy", uri), want)
 
 
+@pytest.mark.quick_cases(2)
 @only_file
 @pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize(
@@ -180,6 +183,7 @@ def test_one_of_two_killed_while_it_copies(
     assert_equal(trained(2, run, "--checkpoint-copy", uri), want)
 
 
+@pytest.mark.quick_cases(1)
 @only_file
 @pytest.mark.parametrize("world", [1, 2])
 def test_killed_while_it_fetches(
@@ -192,6 +196,7 @@ def test_killed_while_it_fetches(
     assert_equal(trained(world, run, "--checkpoint-copy", uri), want)
 
 
+@pytest.mark.slow
 @only_file
 def test_a_file_is_lost_while_its_checkpoint_is_there(run: Path, want: dict[str, Any], store: Store) -> None:
     """Killed while slices come, which then are in a file of the name that the checkpoint has."""
@@ -378,6 +383,7 @@ def test_keys_are_not_said(run: Path, store: Store) -> None:
         train(run, Path(uri), 1)
 
 
+@pytest.mark.quick_cases(1)
 @only_file
 @pytest.mark.parametrize(
     ("wrong", "said"),

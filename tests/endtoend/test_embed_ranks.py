@@ -133,6 +133,7 @@ def test_a_process_that_is_killed_is_started_again(
     assert len([*(run / FOLDER).glob("tables*.bin")]) == 2  # none is left of those that were killed
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("wrong", ["options", "loss", "late loss"])
 def test_what_is_wrong_in_one_process_ends_all(run: Path, world: int, wrong: str) -> None:
@@ -148,6 +149,7 @@ def test_what_is_wrong_in_one_process_ends_all(run: Path, world: int, wrong: str
         assert len(re.findall(said, done.stderr)) == world - 1, done.stderr
 
 
+@pytest.mark.slow
 def test_machines_that_see_one_folder_keep_one_checkpoint(run: Path, want: dict[str, Any]) -> None:
     """None replaces the file while another does."""
     done = scripted(4, run, MACHINES="1")
@@ -162,6 +164,7 @@ def test_a_process_may_be_slower_than_the_limit_of_what_is_sent(run: Path) -> No
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_impossible_processes(run: Path) -> None:
     for options, said in (
         (("--groups", "1"), "2 processes train, and there are 1 groups of partitions"),
@@ -174,6 +177,7 @@ def test_impossible_processes(run: Path) -> None:
     assert not (run / FOLDER).exists()
 
 
+@pytest.mark.slow
 def test_a_file_of_another_machine_is_missed(run: Path) -> None:
     trained(2, run)
     gone = next((run / FOLDER).glob("tables-*.bin"))
@@ -200,6 +204,7 @@ def test_processes_rank_what_one_does(run: Path) -> None:
     assert found[0]["edges"] == 2 * open_buckets(run).count("test")
 
 
+@pytest.mark.slow
 def test_slices_without_edges_move(tmp_path: Path) -> None:
     """They were never written before another process needs them."""
     graph = knowledge_graph(tmp_path, Runtime(), train=random_triples(64, 6, 12))

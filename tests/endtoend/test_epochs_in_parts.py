@@ -92,6 +92,7 @@ def folder_of(graph: Graph) -> Path:
     return graph.path.with_name("graph.pools")
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("fresh", [True, False])
 @pytest.mark.parametrize("memory", [IN_TURN, CONCURRENT])
 @pytest.mark.parametrize("each", [1, 2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 5, 9))])
@@ -114,6 +115,7 @@ def test_losses_are_those_in_memory(
     assert [e["distinct_batches"] for e in report.epochs] == [True, True, fresh]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("memory", [IN_TURN, CONCURRENT])
 def test_what_an_epoch_counts_is_its_own(graph: Graph, in_parts: Any, memory: str) -> None:
     """Rows by level and bytes read as of whole epochs; what preparing took and read is counted apart."""
@@ -189,6 +191,7 @@ def test_whole_epochs_are_stored_as_they_were() -> None:
     assert SampleConfig.from_stored(part.as_stored()) == part
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("fresh", [True, False])
 @pytest.mark.parametrize("memory", [IN_TURN, CONCURRENT])
 def test_goes_on_from_any_batch(
@@ -236,6 +239,7 @@ train(sys.argv[1], fanouts=(3, 3), batch_size=13, seed=4, epochs=3, hidden=8, dr
 """
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("memory", [IN_TURN, CONCURRENT])
 def test_goes_on_where_it_was_killed_between_parts(
     graph: Graph, in_memory: Any, in_parts: Any, tmp_path: Path, memory: str
@@ -278,6 +282,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Graph:
     )
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("disk_space", "fresh"),
     [("1200KiB", True), ("1700KiB", False), pytest.param("2300KiB", True, marks=pytest.mark.slow)],

@@ -507,6 +507,7 @@ def test_torch_geometric_batches_of_a_run(problem, tmp_path):
         assert count == 6
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("mode", ["online", "dynamic", "belady", "ondisk", "memmap"])
 def test_an_open_session_has_all_the_memory_that_it_needs(
     tmp_path: Path, make_runtime: Make, mode: str

@@ -317,6 +317,7 @@ def test_killed_while_replacing_keeps_the_old_or_the_new(tmp_path: Path, after: 
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("after", [46, 50, 68, 90, 99])
 def test_other_options_after_a_kill(graph: Graph, tmp_path: Path, after: int) -> None:
     """What a killed run left is not taken for work under other options."""

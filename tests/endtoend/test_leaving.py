@@ -191,6 +191,7 @@ ENDINGS = {
 }  # fmt: skip
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("mode", ["packed", pytest.param("online", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_the_process_ends(made: Path, ending: str, mode: str) -> None:
@@ -241,6 +242,7 @@ CHILDREN = {
 }  # fmt: skip
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("child", CHILDREN)
 def test_fork(made: Path, child: str) -> None:
     ended = python(FORK.replace("CHILD", CHILDREN[child]), made)

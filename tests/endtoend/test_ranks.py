@@ -149,6 +149,7 @@ def test_pools_are_refreshed_for_all(graph: Path, tmp_path: Path, world: int) ->
     assert found[1]["distinct_epochs"] == 3
 
 
+@pytest.mark.slow
 def test_pools_need_memory_beside_training(graph: Path, tmp_path: Path) -> None:
     options = ("--fanouts", "4,3", "--batch-size", "20", "--memory", "400KiB", "--refresh", *LEARN)
     done = ended(
@@ -161,6 +162,7 @@ def test_pools_need_memory_beside_training(graph: Path, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_first_rank_chooses_for_all(graph: Path, tmp_path: Path) -> None:
     found = trained(2, graph, tmp_path, "--memory", "auto", "--fanouts", "4,3", "--batch-size", "20")
     one = trained(1, graph, tmp_path, "--fanouts", "4,3", "--batch-size", "20", "--mode", "memory")
@@ -254,6 +256,7 @@ def children(process: int) -> list[str]:
         return []
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("which", "said"),
     [

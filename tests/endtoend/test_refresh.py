@@ -55,6 +55,7 @@ def losses(report: Any) -> tuple[list[float], list[float], float]:
     return report.batch_losses, [e["valid_accuracy"] for e in report.epochs], report.test_accuracy
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("per_pool", [1, 2, 5, 7])
 def test_equals_preparing_all_epochs_at_once(
     graph: Graph, at_once: Any, tmp_path: Path, per_pool: int
@@ -80,6 +81,7 @@ def test_batches_drawn_on_the_fly_are_refreshed_too(graph: Graph, at_once: Any, 
     assert losses(report) == losses(at_once)
 
 
+@pytest.mark.slow
 def test_gcn_and_every_seed(graph: Graph, tmp_path: Path) -> None:
     found = []
     for seed in (0, 1):
@@ -165,6 +167,7 @@ class Names(Watch):
         self.seen.add(tuple(sorted(p.name for p in self.folder.glob("pool-*"))))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("per_pool", [1, 2])
 def test_a_small_budget_prepares_and_trains_in_turn(
     graph: Graph, at_once: Any, tmp_path: Path, per_pool: int
@@ -191,6 +194,7 @@ def test_a_small_budget_prepares_and_trains_in_turn(
     assert space == (1 << 20, (2 << 20) - held)
 
 
+@pytest.mark.slow
 def test_in_turn_goes_on_after_an_interruption(graph: Graph, at_once: Any, tmp_path: Path) -> None:
     for epochs in (1, 3, 4, EPOCHS):
         options = {"epochs": epochs, "memory": "2MiB", "checkpoint": tmp_path / "ckpt"}

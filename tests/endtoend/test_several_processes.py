@@ -129,12 +129,14 @@ print("equal")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
 def test_sums_are_in_the_order_of_ranks(tmp_path: Path, world: int) -> None:
     """Numbers of many sizes, whose sum depends on the order."""
     assert_equal_in_all(SUMS, world, tmp_path)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("world", [2, 3, 5])
 def test_a_step_has_the_gradient_of_one_process(tmp_path: Path, world: int) -> None:
     """Steps of all numbers of batches, the last of an epoch too; the bits, and the sign of zeros."""

@@ -97,6 +97,7 @@ def options_of(uri: str) -> dict[str, Any]:
     }
 
 
+@pytest.mark.quick_cases(1)
 def test_what_reads_a_model_takes_the_uri(graph: Path, store: Store, on_machine: Any, tmp_path: Path) -> None:
     uri = store("ckpt")
     on_machine("one")
@@ -156,6 +157,7 @@ oc.train(
 """
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(("after", "minutes"), [(0, 9.0), (2, 9.0), (7, 0.0)])
 @pytest.mark.parametrize("where", ["same", "other"])
 def test_killed_between_tensors_and_index(
@@ -235,6 +237,7 @@ def test_two_trainings_cannot_write_one_place(graph: Path, tmp_path: Path, on_ma
         oc.train(graph, **options, callbacks=[Other()], observer=QUIET)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["file"], indirect=True)
 def test_ranks_go_on_from_a_uri(graph: Path, store: Store, tmp_path: Path) -> None:
     """Two processes, each with a cache folder of its own, as on two machines, learn what one does with a folder."""

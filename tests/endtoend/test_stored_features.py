@@ -139,6 +139,7 @@ def test_after_an_interrupted_fetch_of_all(
     assert not (tmp_path / "g.oc" / "features.bin").exists()
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("options", "memory_now"),
     [

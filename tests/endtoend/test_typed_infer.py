@@ -72,6 +72,7 @@ def close(found: np.ndarray, want: np.ndarray) -> None:
     np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-5 * max(np.abs(want).max(initial=0), 1))
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("memory", [None, SMALL])
 def test_equals_the_model_on_the_whole_graph(
@@ -92,6 +93,7 @@ def test_equals_the_model_on_the_whole_graph(
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", MODELS)
 @given(drawn=typed_graphs(), data=st.data())
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])

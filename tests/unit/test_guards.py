@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import tiers
 from support import REPOSITORY, TINY_MEMORY
 
 LEAKY = """
@@ -228,3 +229,39 @@ def test_torture_changes_runtimes_and_selects_their_tests(tmp_path: Path):
         "test_torture_only": "passed",
     }
     assert run_pytest(tmp_path, FAULTY, OUTCROP_TORTURE="faults") == {"test_faults": "passed"}
+
+
+CASES = """
+import pytest
+
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize("case", [0, 1, 2, pytest.param(3, marks=pytest.mark.slow), 4, 5])
+def test_cases(case): ...
+
+def test_other(): ...
+"""
+
+
+def test_few_cases_of_a_test_are_quick(tmp_path: Path):
+    """Of the five that are not slow already the first and the third."""
+    quick = run_pytest(tmp_path, CASES, "-m", "not slow")
+    assert quick.keys() == {"test_cases[0]", "test_cases[2]", "test_other"}
+    assert run_pytest(tmp_path, CASES, "-m", "slow").keys() == {
+        f"test_cases[{case}]" for case in (1, 3, 4, 5)
+    }
+
+
+def test_shares_add_up(tmp_path: Path):
+    shares = [run_pytest(tmp_path, CASES, "--share", f"{first}/3").keys() for first in (1, 2, 3)]
+    assert [len(share) for share in shares] == [3, 2, 2]
+    assert set[str]().union(*shares) == run_pytest(tmp_path, CASES).keys()
+    assert run_pytest(tmp_path, CASES, "-m", "slow", "--share", "2/2").keys() == {
+        "test_cases[3]",
+        "test_cases[5]",
+    }
+
+
+@pytest.mark.parametrize("share", ["0/3", "4/3", "1", "1/0", "-1/3"])
+def test_a_share_that_is_none(share: str):
+    with pytest.raises(pytest.UsageError, match=f"--share is '{share}': it is K/N"):
+        tiers.share_of(share)

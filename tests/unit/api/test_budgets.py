@@ -62,6 +62,7 @@ def follow_training(graph: Graph, mode: str, **options: Any) -> int:
     return follow(call, monotone=mode != "partition")  # other budgets hold other partitions
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("mode", [*MODES[:-1], pytest.param(MODES[-1], marks=pytest.mark.slow)])
 def test_training_names_the_smallest_budget_of_each_mode(tmp_path, make_runtime, mode):
     graph = a_graph(tmp_path / "g", make_runtime(threads=1), nodes=400, width=33)
@@ -243,6 +244,7 @@ def refuse():
     raise BudgetError("batches do not fit")
 
 
+@pytest.mark.slow
 def test_buffers_that_validation_made_larger_are_rehearsed(tmp_path, make_runtime):
     """They stay so in the epochs behind it, whose lists of neighbours are read beside them: found by the test below."""
     graph = a_graph(tmp_path / "g", make_runtime(threads=1), nodes=624, edges=921, width=260, train=36)

@@ -60,6 +60,7 @@ def simulate(order: Order) -> dict[str, list[int]]:
     return {"bare": bare, "hasty": hasty}
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("name", ORDERS)
 @pytest.mark.parametrize("defer", [False, True])
 @settings(max_examples=15)
@@ -175,6 +176,7 @@ def test_best_hides_all_and_is_no_longer_than_legend(partitions: int) -> None:
     assert len(order.states) - least_states(partitions, 3) <= (5 if partitions % 4 != 1 else 0)
 
 
+@pytest.mark.quick_cases(10)
 @pytest.mark.parametrize("buffer", range(4, 9))
 @pytest.mark.parametrize("partitions", [9, 12, 16, 24, 40, 64])
 def test_best_in_larger_buffers(partitions: int, buffer: int) -> None:

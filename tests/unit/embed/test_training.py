@@ -45,6 +45,7 @@ def same(a, b):
             np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(
     ("partitions", "options"),
     [

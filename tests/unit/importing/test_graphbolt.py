@@ -361,6 +361,7 @@ def test_a_preprocessed_folder(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("form", ["numpy", "torch", "csv"])
 def test_files_twenty_times_the_budget(tmp_path: Path, form: str) -> None:
     """80 MB of features and 10 MB of edges."""

@@ -309,6 +309,7 @@ def follow(call: Callable[[int], Any], *more: int) -> int:
     return least
 
 
+@pytest.mark.quick_cases(9)
 @pytest.mark.parametrize("make", SOURCES, ids=lambda make: make.__name__)
 def test_the_first_refusal_names_what_works(tmp_path: Path, make: Callable[[Path], Source]) -> None:
     (tmp_path / "in").mkdir()

@@ -218,6 +218,7 @@ def test_splits_name_their_rows(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("deflated", [True, False])
 def test_arrays_twenty_times_the_budget(tmp_path: Path, deflated: bool) -> None:
     """80 MB of features, 6 MB of edges; features repeat, so that they are quickly deflated."""

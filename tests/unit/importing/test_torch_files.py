@@ -297,6 +297,7 @@ def test_a_table_of_many_members_ends_at_the_budget(tmp_path: Path, large: bool)
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_deep_nesting_is_no_recursion(tmp_path: Path) -> None:
     depth = 300_000
     key = b"\x80\x02})" + b"\x85" * depth + b"K\x01s."

@@ -195,6 +195,7 @@ CASES: list[tuple[Callable[[Path, str], Written], str]] = [
 ]
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(("write", "form"), CASES, ids=[form for _, form in CASES])
 def test_files_twenty_times_the_budget(
     tmp_path: Path, write: Callable[[Path, str], Written], form: str

@@ -38,6 +38,7 @@ def test_a_few_nodes_do_not_read_the_whole_input(tmp_path: Path, make_runtime, n
     np.testing.assert_allclose(found, np.load(tmp_path / "all.npy")[[5, 39_999]], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", ["sage", "gcn"])
 @pytest.mark.parametrize("listed", [False, True])
 def test_what_is_said_to_be_enough_is_enough(tmp_path: Path, make_runtime, name: str, listed: bool) -> None:

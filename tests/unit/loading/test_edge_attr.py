@@ -157,6 +157,7 @@ def prepared(graph: Graph, out: Path, **options: Any) -> oc.Run:
     )
 
 
+@pytest.mark.quick_cases(14)
 @pytest.mark.parametrize("mode", EVERY_MODE)
 def test_a_run_gives_rows_and_positions_in_every_mode(graph, tmp_path, mode, drawing):
     expected = Expected(graph)

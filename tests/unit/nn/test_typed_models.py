@@ -55,6 +55,7 @@ def assert_equal_to_torch_geometric(model: TypedModel, batch: MiniBatch) -> None
         torch.testing.assert_close(a, b, **TIGHT)
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("name", TYPED_MODELS)
 @pytest.mark.parametrize("first", [True, False])
 @given(drawn=typed_batches.batches())
@@ -67,6 +68,7 @@ def test_outputs_and_gradients_equal_torch_geometric(name, first, drawn):
         assert_equal_to_torch_geometric(new_model(name, schema, batch.graph.hops), batch)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["rgat", "rtransformer", "rgine"])
 @given(drawn=typed_batches.batches(edge_rows=True), data=st.data())
 def test_with_rows_of_edges_they_equal_torch_geometric(name, drawn, data):
@@ -98,6 +100,7 @@ def test_rgcn_keeps_nodes_that_no_edge_type_leads_to(drawn):
     assert_equal_to_torch_geometric(new_model("rgcn", schema, batch.graph.hops), batch)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", TYPED_MODELS)
 @given(drawn=typed_batches.batches(), data=st.data())
 def test_called_with_edges_it_is_a_model_of_torch_geometric(name, drawn, data):

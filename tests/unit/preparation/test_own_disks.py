@@ -182,7 +182,8 @@ def layout_of(want: Path) -> str:
     return oc.open_run(want).info.plan.layout
 
 
-@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_kill_at_every_call(made: tuple[Path, Path], tmp_path: Path, every: int) -> None:
     """The whole takes so many calls; a command is killed at each of them, and the next one goes on."""
     graph, want = made
@@ -228,6 +229,7 @@ def test_a_machine_is_lost_while_it_writes(made: tuple[Path, Path], tmp_path: Pa
     check(want, machines, [0, 2], [], [1, 3], more=True)
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(
     "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 24))]
 )
@@ -255,6 +257,7 @@ def test_kills_losses_and_other_ways_in_any_order(made: tuple[Path, Path], tmp_p
     check(want, machines, [0, 2], [1, 3], more=True)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     "what", ["g.run", "g.run/pack/records.1.bin", "g.run/pack/manifest.json", "g.run/plan"]
 )

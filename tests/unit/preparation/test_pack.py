@@ -136,6 +136,7 @@ def check(run: Stages, features: np.ndarray, name: str = "pack") -> None:
     assert {f.name for f in folder.iterdir()} == {*FILES, "manifest.json"}
 
 
+@pytest.mark.quick_cases(24)
 @pytest.mark.parametrize("layout", ["packed", "3,1"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", WIDTHS)
@@ -198,6 +199,7 @@ def test_manifest_checksums_are_plain_checksums(tmp_path: Path, make_runtime: Ma
 
 
 # Budgets from "a page at a time, some batches at a time" to "everything at once".
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("backend", ["uring", "pread"])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_same_bytes_whatever_the_budget_of_packing(

@@ -242,6 +242,7 @@ def moved_by(
     return fill
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     width=st.sampled_from([1, 7, 343]),

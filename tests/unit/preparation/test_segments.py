@@ -296,6 +296,7 @@ def cached(samples: SampleSet, **options) -> PlanConfig:
     return config_with_cache(samples, 512, 200, **options)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", ["cost", "heuristic"])
 @pytest.mark.parametrize("share", [0.5, 0.7, 0.9])
 def test_the_choice_is_as_good_as_trying_everything(tried, tmp_path: Path, share: float, name: str):

@@ -385,6 +385,7 @@ def test_a_read_error_ends_sampling(tmp_path, make_runtime, at):
         assert same(batch, draw(graph, [list(range(50))], (5, 5), seed=seed)[0])
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("memory", ["900KiB", "2MiB", "3MiB"])
 def test_a_small_budget_holds_and_changes_nothing(tmp_path, make_runtime, sampler, memory):
