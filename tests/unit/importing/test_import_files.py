@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import outcrop as oc
 from outcrop.cli.main import app
-from outcrop.errors import ArgumentError, FormatError
+from outcrop.errors import ArgumentError, BudgetError, FormatError
 from outcrop.importing.graph import import_graph
 from outcrop.importing.sources.base import FeatureSource
 from outcrop.importing.sources.folder import FILES
@@ -423,3 +423,45 @@ def test_names_of_classes_with_commas_are_quoted(tmp_path: Path) -> None:
     told = CliRunner().invoke(app, ["info", str(graph.path)], env={"COLUMNS": "200"}).stdout
     (line,) = (line for line in told.splitlines() if line.startswith("class_names"))
     assert line.split(maxsplit=1)[1] == """' x', "'a'", '...', Sales, 'Sales, retail'"""
+
+
+@pytest.mark.parametrize("scheme", ["csr", "csc", "coo"])
+def test_a_folder_of_sparse_matrices(tmp_path: Path, scheme: str) -> None:
+    """SciPy's own reading of the files is the oracle; features keep their type, whatever the format."""
+    rng = np.random.default_rng(5)
+    edges = sp.random(40, 40, 0.1, random_state=1, data_rvs=lambda n: rng.integers(1, 9, n).astype("f4"))
+    features = sp.random(40, 300, 0.02, random_state=2, dtype=np.float32)
+    sp.save_npz(tmp_path / "edges.npz", edges.asformat(scheme))
+    sp.save_npz(tmp_path / "features.npz", features.asformat(scheme))
+    graph = run(tmp_path)
+    assert np.array_equal(matrix_of(graph), edges.toarray())
+    assert graph.row_file.dtype == "float32"
+    assert np.array_equal(get(graph, "features"), features.toarray())
+
+
+def test_sparse_matrices_that_are_none(tmp_path: Path) -> None:
+    np.save(tmp_path / "edges.npy", np.array([[0, 1], [1, 2]]))
+    np.savez(tmp_path / "features.npz", x=np.eye(3))
+    with pytest.raises(FormatError, match=r"features\.npz has no member 'data': it is no matrix that scipy"):
+        run(tmp_path)
+    sp.save_npz(tmp_path / "features.npz", sp.csr_matrix(np.eye(4, dtype="f4")))
+    (tmp_path / "labels.csv").write_text("label\n0\n1\n1\n")
+    with pytest.raises(ArgumentError, match="4"):
+        run(tmp_path)
+    np.save(tmp_path / "features.npy", np.eye(3))
+    with pytest.raises(ArgumentError, match=r"features\.npy and features\.npz: keep one of them"):
+        run(tmp_path)
+    (tmp_path / "features.npy").unlink()
+    torn = (tmp_path / "features.npz").read_bytes()[:-40]
+    (tmp_path / "features.npz").write_bytes(torn)
+    with pytest.raises(FormatError, match=r"features\.npz is no \.npz archive or is torn"):
+        run(tmp_path)
+
+
+def test_a_matrix_of_columns_is_turned_within_the_budget(tmp_path: Path) -> None:
+    """What turning takes is refused before it is taken."""
+    np.save(tmp_path / "edges.npy", np.stack([np.arange(50_000), np.roll(np.arange(50_000), 1)]))
+    words = sp.random(50_000, 2000, 0.01, "csc", random_state=3, dtype=np.float32)
+    sp.save_npz(tmp_path / "features.npz", words)
+    with pytest.raises(BudgetError, match="import"):
+        run(tmp_path, memory="20MiB")

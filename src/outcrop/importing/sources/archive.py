@@ -32,7 +32,14 @@ from outcrop.importing.sources.base import (
 )
 from outcrop.importing.sources.features import array_features
 from outcrop.importing.sources.labels import array_labels
-from outcrop.importing.sources.matrix import Csr, csr_of_coo, matrix_edges, matrix_features
+from outcrop.importing.sources.matrix import (
+    Csr,
+    csr_of_coo,
+    matrix_edges,
+    matrix_features,
+    transposed_bytes,
+    transposed_of,
+)
 from outcrop.importing.sources.npy import array_blocks
 from outcrop.importing.sources.npz_members import naming, read_header
 from outcrop.importing.sources.parts import Part, Parts, open_parts, split_ids
@@ -96,8 +103,36 @@ def open_archive(path: Path, runtime: Runtime, held: ExitStack, split_index: int
     )
 
 
+def read_matrix(path: Path, runtime: Runtime, held: ExitStack) -> Csr:
+    """Reads a matrix that ``scipy.sparse.save_npz`` wrote, in rows, under the budget for as long as ``held`` is open.
+
+    Raises:
+        ArgumentError: The file is missing.
+        FormatError: It is torn, or holds something else.
+    """
+    archive = Archive(path, runtime, held)
+    matrix, transposed = _matrix(archive)
+    if not transposed:
+        return matrix
+    assert matrix.data is not None
+    held.enter_context(runtime.budget.reserve("import", transposed_bytes(matrix)))
+    return transposed_of(matrix)
+
+
 def _scipy(archive: Archive, runtime: Runtime) -> GraphSource:
-    """Opens a matrix as ``scipy.sparse.save_npz`` writes it: an edge from row to column for each entry."""
+    """Opens a matrix of SciPy: an edge from row to column for each entry."""
+    matrix, transposed = _matrix(archive)
+    return open_parts(
+        Parts(matrix.name, {"edges": Part(matrix.name, matrix)}, transposed=transposed), runtime
+    )
+
+
+def _matrix(archive: Archive) -> tuple[Csr, bool]:
+    """Reads a matrix as ``scipy.sparse.save_npz`` writes it; True: what was read is its transpose, in rows."""
+    if missing := sorted({"format", "shape", "data"} - archive.names):
+        raise FormatError(
+            f"{archive.path} has no member {missing[0]!r}: it is no matrix that scipy.sparse.save_npz wrote"
+        )
     kind, name = archive.read("format"), str(archive.path)
     word = kind.item() if kind.ndim == 0 and kind.dtype.kind in "SU" else b"?"
     word = word.decode("ascii", "replace") if isinstance(word, bytes) else str(word)
@@ -110,7 +145,7 @@ def _scipy(archive: Archive, runtime: Runtime) -> GraphSource:
         matrix = Csr(name, turned, indptr, indices, archive.read("data"))
     else:
         raise FormatError(f"{name} holds a matrix of format {word!r}: save it as csr, csc or coo")
-    return open_parts(Parts(name, {"edges": Part(name, matrix)}, transposed=word == "csc"), runtime)
+    return matrix, word == "csc"
 
 
 def _csr(archive: Archive, prefix: str, separator: str = "_", values: bool = True) -> Csr:

@@ -29,7 +29,7 @@ from outcrop.runtime.runtime import Runtime
 OPENERS: dict[
     str, tuple[str, Callable[[Path, Runtime, ExitStack, ImportConfig], GraphSource | TypedSource]]
 ] = {
-    "arrays": ("DIR", lambda path, runtime, held, config: open_folder(path, runtime)),
+    "arrays": ("DIR", lambda path, runtime, held, config: open_folder(path, runtime, held)),
     "edges": ("FILE", lambda path, runtime, held, config: open_edge_list(path, runtime)),
     "npz": (
         "FILE",

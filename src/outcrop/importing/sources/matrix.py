@@ -94,6 +94,22 @@ def csr_of_coo(name: str, shape: np.ndarray, row: np.ndarray, column: np.ndarray
     return Csr(name, shape, indptr, column[order], data[order])
 
 
+def transposed_of(matrix: Csr) -> Csr:
+    """Returns the transpose of a matrix with values. Equals ``csr_matrix(...).T.tocsr()``."""
+    assert matrix.data is not None
+    row, _ = matrix.entries(0, matrix.rows)
+    shape = np.array([matrix.columns, matrix.rows])
+    return csr_of_coo(matrix.name, shape, matrix.indices, row, matrix.data)
+
+
+def transposed_bytes(matrix: Csr) -> int:
+    """Returns the most bytes that :func:`transposed_of` takes: numbers of rows, an order, columns, values, and counts
+    of rows.
+    """
+    assert matrix.data is not None
+    return len(matrix.indices) * (3 * 8 + matrix.data.itemsize) + 4 * 8 * (matrix.columns + 1)
+
+
 def matrix_edges(
     runtime: Runtime, matrix: Csr, weighted: bool, transposed: bool = False
 ) -> Iterator[EdgeBlock]:
