@@ -514,6 +514,7 @@ class Soak:
                     work.learn(Path(name) / f"{number}")
                     seen = {kind: f"{at.begin:.1f} to {at.end:.1f} s" for kind, at in work.windows.items()}
                     self._say(f"{work.name}, undisturbed: {json.dumps(seen)}")
+            every = {f"{work.name}: {kind}" for work in works for kind in work.kinds}
             turns = itertools.count() if only is None else [only]
             for turn in turns:
                 killed = self._turn(works[turn % len(works)], turn)
@@ -523,7 +524,6 @@ class Soak:
                     f"{self.killed.total()} of {kills} kills, {len(self.failed)} failed, {self.seconds:.0f} s, "
                     f"turn {turn}: {works[turn % len(works)].name}: {', '.join(killed) or 'nothing'}"
                 )
-                every = {f"{work.name}: {kind}" for work in works for kind in work.kinds}
                 if self.killed.total() >= kills and (self.failed or every <= self.killed.keys()):
                     break
 

@@ -17,9 +17,8 @@ def mark_slow_cases(items: list[pytest.Item]) -> None:
     """Marks as slow what ``quick_cases`` leaves; cases that are slow or soak already are not counted."""
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker(QUICK_CASES) and not {"slow", "soak"} & {
-            m.name for m in item.iter_markers()
-        }:
+        marks = {mark.name for mark in item.iter_markers()}
+        if QUICK_CASES in marks and not marks & {"slow", "soak"}:
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for cases in tests.values():
         mark = cases[0].get_closest_marker(QUICK_CASES)
@@ -44,7 +43,8 @@ def share_of(text: str) -> tuple[int, int]:
 
 
 def in_share(items: list[pytest.Item], share: tuple[int, int]) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """Returns the tests of a share, and the others. Equals ``items[k - 1 :: n]``."""
+    """Returns the tests of a share, and the others."""
     first, every = share
-    chosen = [(number % every == first - 1, item) for number, item in enumerate(items)]
-    return [item for taken, item in chosen if taken], [item for taken, item in chosen if not taken]
+    others = items.copy()
+    del others[first - 1 :: every]
+    return items[first - 1 :: every], others
