@@ -37,8 +37,12 @@ PAGE_SUMS = "_page_crc"
 # Attribute of an artifact whose records lie in several files (store/parts.py): how many.
 PARTS = "parts"
 _OF_PART = re.compile(r"(batches|records)\.([0-9]{1,4})")
-# Files called edges with one of these, and any file with one but the first, can be imported.
-EDGE_ENDINGS = (".npy", ".npz", ".parquet", ".csv", ".tsv", ".txt")
+_EDGE_LISTS = (".parquet", ".csv", ".tsv", ".txt")  # of any file that ``edges:FILE`` imports
+EDGE_ENDINGS = (
+    ".npy",
+    ".npz",
+    *_EDGE_LISTS,
+)  # of a file called edges in a folder that ``arrays:DIR`` imports
 
 
 @dataclass(frozen=True)
@@ -230,7 +234,7 @@ def kind(folder: Path) -> str:
 
 def how_to_import(path: Path) -> str:
     """Returns what to add to a message where ``path`` is something to import, not an artifact; else nothing."""
-    if path.is_file() and path.suffix in EDGE_ENDINGS[2:]:
+    if path.is_file() and path.suffix in _EDGE_LISTS:
         return f"; if it lists edges, make a graph of it: {shlex.join(['outcrop', 'import', f'edges:{path}', 'OUT'])}"
     if any((path / f"edges{ending}").is_file() for ending in EDGE_ENDINGS):
         command = shlex.join(["outcrop", "import", f"arrays:{path}", "OUT"])
