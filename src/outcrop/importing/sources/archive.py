@@ -114,7 +114,6 @@ def read_matrix(path: Path, runtime: Runtime, held: ExitStack) -> Csr:
     matrix, transposed = _matrix(archive)
     if not transposed:
         return matrix
-    assert matrix.data is not None
     held.enter_context(runtime.budget.reserve("import", transposed_bytes(matrix)))
     return transposed_of(matrix)
 
