@@ -40,6 +40,7 @@ inline nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> to_numpy(Buffer buffer) {
 void bind_base(nb::module_& m);
 void bind_io(nb::module_& m);
 void bind_quantised(nb::module_& m);
+void bind_sparse_rows(nb::module_& m);
 void bind_graph(nb::module_& m);
 void bind_relations(nb::module_& m);
 void bind_sampling(nb::module_& m);

@@ -40,6 +40,7 @@ NB_MODULE(_core, m) {
   outcrop::bind_base(m);
   outcrop::bind_io(m);
   outcrop::bind_quantised(m);
+  outcrop::bind_sparse_rows(m);
   outcrop::bind_graph(m);
   outcrop::bind_relations(m);
   outcrop::bind_sampling(m);

@@ -81,7 +81,7 @@ MUSAE = Case(
     4714,
     "42MB",
     (0.85, 0.96),
-    outcrop.ImportConfig(train_fraction=0.1, valid_fraction=0.02, test_fraction=0.1),
+    outcrop.ImportConfig(train_fraction=0.1, valid_fraction=0.02, test_fraction=0.1, feature_storage="dense"),
     {"fanouts": (5, 5), "batch_size": 25, "epochs": 1},
     {"epochs": 4, "hidden": 64, "learning_rate": 5e-3},
 )
@@ -142,6 +142,29 @@ def test_cora_delivers_the_published_features(tmp_path: Path):
             assert np.array_equal(data.x.numpy(), features[data.n_id.numpy()])
             assert np.array_equal(data.y.numpy(), labels[data.n_id[: data.batch_size].numpy()])
             del data
+
+
+# Source and place; nodes and columns; the most words of a text; bytes of the sparse rows.
+BAGS_OF_WORDS = {
+    "cora": ("npz", ("gnnbench-cora", "cora.npz"), (2708, 1433), 30, 167_896),
+    "citeseer": ("npz", ("gnnbench-citeseer", "citeseer.npz"), (3312, 3703), 54, 364_320),
+    "facebook": ("musae", ("musae-facebook",), (22_470, 4714), 31, 1_438_080),
+    "chameleon": ("musae", ("musae-chameleon",), (2277, 3132), 96, 441_738),
+}
+
+
+@pytest.mark.parametrize("name", BAGS_OF_WORDS)
+def test_bags_of_words_are_stored_sparse(tmp_path: Path, name: str) -> None:
+    kind, place, shape, words, stored_bytes = BAGS_OF_WORDS[name]
+    graph = outcrop.import_graph(f"{kind}:{shared_path(*place)}", tmp_path / "graph", progress=False)
+    assert (graph.num_nodes, graph.feature_dim) == shape
+    assert graph.manifest.attributes["sparse"] == {
+        "dtype": "float32",
+        "columns": shape[1],
+        "stored": words,
+        "common": int(np.float32(1).view(np.uint32)),
+    }
+    assert graph.feature_bytes == stored_bytes == shape[0] * 2 * (1 + words)
 
 
 @pytest.mark.slow

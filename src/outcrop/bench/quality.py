@@ -24,6 +24,7 @@ from outcrop.errors import ArgumentError
 from outcrop.loading.modes import InMemory, mode_named
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph, open_graph
+from outcrop.store.quantised import QuantisedDecoder
 
 SEEDS = 5
 
@@ -45,7 +46,8 @@ def quantised(graph: Graph, how: str, folder: Path, log: Log) -> Path:
         scale=scale or None,  # type: ignore[arg-type]
         label_kind=graph.label_kind,
     )
-    if graph.row_file.decoder is not None or graph.row_file.dtype == "bfloat16":
+    decoder = graph.row_file.decoder
+    if isinstance(decoder, QuantisedDecoder) or graph.row_file.dtype == "bfloat16":
         raise ArgumentError(
             f"{graph.path} has features that are {graph.row_file.stored_as}: import it as float32"
         )
@@ -54,6 +56,7 @@ def quantised(graph: Graph, how: str, folder: Path, log: Log) -> Path:
         log(f"importing {out.name}")
         with Runtime() as runtime:
             rows: np.ndarray = graph.open_rows(runtime, graph.row_file).memmap()
+            rows = rows if decoder is None else decoder.values(rows, runtime.workers)
             splits = {name: graph.split(runtime, name) for name in SPLITS if graph.has(name)}
             labels = graph.array(runtime, "labels").read("bench")
             import_graph(

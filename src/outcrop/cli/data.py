@@ -177,8 +177,7 @@ def _facts(about: dict[str, Any]) -> dict[str, object]:
     for one in about.get("graph", {}).get("edge_types", ()):
         key = " ".join(str(one.get(part)) for part in ("source", "relation", "target"))
         facts[f"edges {key!r}"] = one.get("num_edges")
-    if isinstance(few := about.get("attributes", {}).get("quantised"), dict):
-        facts["features in few bits"] = f"{few.get('dtype')}, a scale for each {few.get('scale')}"
+    facts |= _coding_in_words(about.get("attributes", {}))
     names = about.get("attributes", {}).get("class_names")
     if names:
         shown = [
@@ -199,6 +198,16 @@ def _facts(about: dict[str, Any]) -> dict[str, object]:
         facts["in a store"] = f"{', '.join(elsewhere['files'])} in {elsewhere['uri']}"
     facts["size on disk"] = format_bytes(about["bytes"])
     return facts
+
+
+def _coding_in_words(attributes: dict[str, Any]) -> dict[str, object]:
+    """Says how features are stored that are bytes on disk."""
+    if isinstance(few := attributes.get("quantised"), dict):
+        return {"features in few bits": f"{few.get('dtype')}, a scale for each {few.get('scale')}"}
+    if isinstance(sparse := attributes.get("sparse"), dict):
+        most = f"up to {sparse.get('stored')} of {sparse.get('columns')} values in a row"
+        return {"sparse features": f"{sparse.get('dtype')}, {most}"}
+    return {}
 
 
 def _nodes_in_words(of: dict[str, Any]) -> str:

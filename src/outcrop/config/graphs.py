@@ -15,6 +15,8 @@ FEATURE_DTYPES = ("float16", "bfloat16", "float32", "float64")  # that an import
 QUANTISED_DTYPES = ("int8", "uint4")  # that it quantises to: codes of 8 or 4 bits, with a scale
 ScaleOf = Literal["column", "row"]
 SCALES: tuple[ScaleOf, ...] = ("column", "row")
+FeatureStorage = Literal["dense", "sparse"]
+FEATURE_STORAGES: tuple[FeatureStorage, ...] = ("dense", "sparse")
 
 
 _SCALE_OF: dict[str, ScaleOf] = {"uint4": "column"}  # where none is named; int8 has one only where one is
@@ -64,6 +66,9 @@ class ImportConfig:
         types: ``all``: also what a source leaves out otherwise: of ``igb:DIR`` authors, topics and what else there is
             beside papers, of ``ntriples:FILE`` literals; None: without these.
         edge_origins: Keep with each edge which one of its source it was: :meth:`outcrop.Graph.edge_origins`.
+        feature_storage: ``sparse``: of each row only the values that are not zero are stored, with their columns;
+            ``dense``: all of them; None: sparse where each row is zeros by half and that takes at most half of the
+            bytes. Loaders deliver the same bits.
     """
 
     keep_duplicates: bool | None = None
@@ -84,6 +89,7 @@ class ImportConfig:
     types: Literal["all"] | None = None
     edge_origins: bool = False
     scale: ScaleOf | None = None
+    feature_storage: FeatureStorage | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -124,12 +130,21 @@ class ImportConfig:
             problems.append(wrong)
         if self.feature_dtype in QUANTISED_DTYPES and self.allow_nonfinite:
             problems.append(f"NaN and infinity are allowed, and {self.feature_dtype} has no code for them")
+        if self.feature_storage not in (None, *FEATURE_STORAGES):
+            problems.append(
+                f"feature storage {self.feature_storage!r} is none of {', '.join(FEATURE_STORAGES)}"
+            )
+        if self.feature_storage == "sparse" and self.feature_dtype in QUANTISED_DTYPES:
+            problems.append(
+                f"feature storage 'sparse' keeps values, and {self.feature_dtype} keeps codes of all"
+            )
         return problems
 
     def stored(self) -> dict[str, Any]:
         """Returns the fields for the manifest."""
         fields = stored_fields(
-            self, ("label_kind", "num_nodes", "num_classes", "types", "edge_origins", "scale")
+            self,
+            ("label_kind", "num_nodes", "num_classes", "types", "edge_origins", "scale", "feature_storage"),
         )
         return fields | {"keep_duplicates": bool(self.keep_duplicates)}
 

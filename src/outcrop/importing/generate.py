@@ -199,7 +199,7 @@ def _quantised(
     quantiser.begin()
     generate("features", quantiser.append)
     quantiser.finish_into(arrays)
-    return {ATTRIBUTE: how.stored()}
+    return {ATTRIBUTE: how.as_attribute()}
 
 
 def _splits(config: GenerateConfig, runtime: Runtime, work: Path) -> dict[str, ArraySpec]:

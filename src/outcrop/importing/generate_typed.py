@@ -61,7 +61,18 @@ def write_typed(config: GenerateConfig, runtime: Runtime, work: Path) -> None:
     """
     source = typed_source(config, runtime)
     fractions = (config.train_fraction, config.valid_fraction, config.test_fraction)
-    options = ImportConfig(False, False, True, None, False, False, None, *fractions, split_seed=config.seed)
+    options = ImportConfig(
+        False,
+        False,
+        True,
+        None,
+        False,
+        False,
+        None,
+        *fractions,
+        split_seed=config.seed,
+        feature_storage="dense",
+    )
     widest = max(config.features, config.edge_features)
     with runtime.budget.reserve("generate", max(_BLOCK_BYTES, _BYTES_OF_A_NUMBER * widest)):
         importing = TypedImport(source, options, runtime)

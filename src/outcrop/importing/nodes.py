@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ from outcrop.importing.sources.base import FeatureSource, LabelSource, NodeSourc
 from outcrop.importing.sources.labels import labelled, write_labels
 from outcrop.importing.sources.reorder import in_node_order, short_blocks
 from outcrop.importing.sources.split import Splitter, check_splits, per_class_splits
+from outcrop.importing.sparse_rows import SparseChoice, SparseRowWriter
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import ArrayWriter, DiskArray, storage_dtype
 from outcrop.store.manifest import ArraySpec
 from outcrop.store.quantised import ATTRIBUTE
+from outcrop.store.sparse_rows import ATTRIBUTE as SPARSE
 
 _ALLOW = "allow NaN and infinity (--allow-nonfinite, ImportConfig(allow_nonfinite=True))"
 _KEEP = "import them as they are: few bits have no code for it"
@@ -31,6 +34,10 @@ def _feature_dtype(features: FeatureSource | None, config: ImportConfig) -> str 
     if features is None:
         if config.feature_dtype or config.bfloat16_bits:
             raise ArgumentError("a feature dtype is asked for, but the source has no features")
+        if config.feature_storage:
+            raise ArgumentError(
+                f"feature storage {config.feature_storage!r} is asked for, but the source has no features"
+            )
         return None
     dtype = features.dtype.newbyteorder("=")
     if config.bfloat16_bits:
@@ -93,11 +100,11 @@ class NodeImport:
 
     def _features(self, features: FeatureSource, dtype: str) -> None:
         self.attributes["feature_dim"] = features.dim
-        writer = ArrayWriter(self.runtime, self.work, "features", dtype, (features.dim,), page_sums=True)
         rows, row = self._block_rows(features), 0
         with (
-            self.runtime.task("features", features.num_rows, "rows"),
             self.runtime.budget.reserve("import", 2 * rows * features.dim * features.dtype.itemsize),
+            self._row_writer(features, dtype, rows) as writer,
+            self.runtime.task("features", features.num_rows, "rows"),
         ):
             for block in in_node_order(features, self.runtime, self.work, rows):
                 if self.runtime.measures:
@@ -111,6 +118,23 @@ class NodeImport:
         self._check_rows(features.name, row, features.num_rows)
         writer.finish_into(self.arrays)
 
+    @contextmanager
+    def _row_writer(
+        self, features: FeatureSource, dtype: str, rows: int
+    ) -> Iterator[ArrayWriter | SparseRowWriter]:
+        """Yields what writes the features, after it looked at them where nobody said whether they are sparse."""
+        choice = SparseChoice(self.config.feature_storage, dtype, features.dim)
+        packed = self.runtime.budget.empty("import", choice.packed_bytes(rows))
+        layout = choice.count(
+            features, self.runtime, rows, lambda block: convert(block, dtype, self.config.bfloat16_bits)
+        )
+        if layout is None or self.runtime.measures:
+            yield ArrayWriter(self.runtime, self.work, "features", dtype, (features.dim,), page_sums=True)
+            return
+        self.attributes[SPARSE] = layout.as_attribute()
+        self.notes.append(choice.note(layout))
+        yield SparseRowWriter(layout, self.runtime, self.work, packed, features.name)
+
     def _block_rows(self, features: FeatureSource) -> int:
         row_bytes = features.dim * max(features.dtype.itemsize, 4)
         return min(max(1, block_bytes(self.runtime) // row_bytes), features.num_rows)
@@ -119,7 +143,7 @@ class NodeImport:
         """Writes codes of the features; where scales are of columns the features are read for their ranges first."""
         self.attributes["feature_dim"] = features.dim
         quantisation = quantisation_for(self.config.feature_dtype, self.config.scale, features.dim)
-        self.attributes[ATTRIBUTE] = quantisation.stored()
+        self.attributes[ATTRIBUTE] = quantisation.as_attribute()
         rows = self._block_rows(features)
         quantiser = RowQuantiser(quantisation, self.runtime, self.work, rows)
         # A block of the source and what it is converted from, the float32 of it, and which of these are finite.

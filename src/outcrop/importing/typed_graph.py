@@ -236,7 +236,7 @@ class TypedImport:
 def _config_of(nodes: NodeSource, source: TypedSource, config: ImportConfig) -> ImportConfig:
     """Returns the options of a node type: those for features or labels are for types that have some, if any has."""
     if nodes.features is None and any(one.features is not None for one in source.nodes):
-        config = replace(config, feature_dtype=None, scale=None, bfloat16_bits=False)
+        config = replace(config, feature_dtype=None, scale=None, bfloat16_bits=False, feature_storage=None)
     divided = config.fractions_given or config.split_protocol is not None
     if divided and nodes.labels is None:
         if not any(one.labels is not None for one in source.nodes):

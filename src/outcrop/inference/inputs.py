@@ -33,7 +33,7 @@ class InputShape:
         dtype: Their type, such as ``float32``.
         stored: Whether they lie on disk.
         gapless: Whether one row begins where the other ends.
-        few_bits: Whether what is read has to be decoded first (:mod:`outcrop.store.quantised`).
+        decoded_bytes: Bytes of a row once it is decoded (:mod:`outcrop.store.row_decoder`); 0: it is used as it lies.
     """
 
     num_rows: int
@@ -42,12 +42,12 @@ class InputShape:
     dtype: str
     stored: bool = True
     gapless: bool = True
-    few_bits: bool = False
+    decoded_bytes: int = 0
 
     @property
     def widened_bytes(self) -> int:
-        """Counts the bytes of a row in float32, where it is read as something else."""
-        return 0 if self.dtype == "float32" and not self.few_bits else 4 * self.width
+        """Counts the bytes that a row takes beside what is read of it: its values decoded, and in float32."""
+        return self.decoded_bytes + (0 if self.dtype == "float32" else 4 * self.width)
 
 
 def shape_of(rows: RowFile) -> InputShape:
@@ -60,7 +60,7 @@ def shape_of(rows: RowFile) -> InputShape:
         rows.width,
         rows.dtype,
         gapless=gapless,
-        few_bits=rows.decoder is not None,
+        decoded_bytes=0 if rows.decoder is None else rows.decoder.decoded_bytes,
     )
 
 

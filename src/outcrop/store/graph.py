@@ -27,10 +27,12 @@ are ``weighted``; ``e<i>.features`` [E_i, D] are rows of the edges of edge type 
 Node type i has ``n<i>.features``, ``n<i>.labels``, ``n<i>.train``, ``n<i>.valid`` and ``n<i>.test``, as far as there
 are any, with ids from 0 within the type.
 
-Version 3, of either kind: it has types where it has ``node_types``. Features of nodes are in few bits there
-(:mod:`outcrop.store.quantised`): an attribute ``quantised`` of the graph, or of the node type, has ``dtype`` (``int8``
-or ``uint4``), ``scale`` (``column`` or ``row``) and ``columns``, the number of values of a row; ``features`` are uint8
-[N, bytes of a row]; where scales are of columns there is ``features_scale`` float32 [2, D], scale and offset of each.
+Version 3, of either kind: it has types where it has ``node_types``. ``features`` of nodes are uint8 [N, bytes of a
+row] there, in few bits or sparse. In few bits (:mod:`outcrop.store.quantised`): an attribute ``quantised`` of the
+graph, or of the node type, has ``dtype`` (``int8`` or ``uint4``), ``scale`` (``column`` or ``row``) and ``columns``,
+the number of values of a row; where scales are of columns there is ``features_scale`` float32 [2, D], scale and offset
+of each. Sparse (:mod:`outcrop.store.sparse_rows`): an attribute ``sparse`` has ``dtype``, ``columns``, ``stored``, the
+most values that a row stores, and ``common``, the bits that all of them have, or null.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ from outcrop.runtime.runtime import Runtime
 from outcrop.store import graph_manifest
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import DiskArray, SequentialRows
+from outcrop.store.coded_rows import ATTRIBUTES
 from outcrop.store.elsewhere import Elsewhere, read_elsewhere
 from outcrop.store.graph_types import (
     FEATURES,
@@ -72,16 +75,14 @@ from outcrop.store.graph_types import (
 from outcrop.store.host_array import host_array
 from outcrop.store.manifest import PAGE_SUMS, ArraySpec, Manifest
 from outcrop.store.names import NAME_ARRAYS, NodeNames
-from outcrop.store.quantised import ATTRIBUTE
 from outcrop.store.remote import without_keys
 from outcrop.store.remote_array import open_sequential
 
 FORMAT, VERSION = "outcrop.graph", 1
 TYPED_VERSION = 2  # of graphs with types of nodes or edges
-QUANTISED_VERSION = (
-    3  # of graphs of both kinds with features in few bits, which what reads the others cannot decode
-)
-VERSIONS = (VERSION, TYPED_VERSION, QUANTISED_VERSION)
+# Of graphs of both kinds with features in few bits or sparse, which what reads the others cannot decode.
+CODED_VERSION = 3
+VERSIONS = (VERSION, TYPED_VERSION, CODED_VERSION)
 # How a split may be spelled -> its name.
 SPLIT_NAMES = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}
 # Arrays of which parts are read, so that their pages have checksums. The others are read and checked whole. Those of a
@@ -117,15 +118,15 @@ def paged_arrays(manifest: Manifest) -> list[str]:
 def version_for(attributes: Mapping[str, Any]) -> int:
     """Returns the version of the format that a graph with these attributes has."""
     types = attributes.get("node_types", ())
-    if any(ATTRIBUTE in one for one in (attributes, *types)):
-        return QUANTISED_VERSION
+    if any(name in one for name in ATTRIBUTES for one in (attributes, *types)):
+        return CODED_VERSION
     return TYPED_VERSION if types else VERSION
 
 
 def has_types(manifest: Manifest) -> bool:
     """Tells whether a graph has types of nodes or edges, by its manifest."""
     return manifest.version == TYPED_VERSION or (
-        manifest.version == QUANTISED_VERSION and "node_types" in manifest.attributes
+        manifest.version == CODED_VERSION and "node_types" in manifest.attributes
     )
 
 
@@ -662,9 +663,9 @@ def open_graph(path: Path | str) -> Graph:
     path = Path(path)
     with manifests.opening(path, FORMAT, VERSIONS) as manifest:
         graph = Graph(path, manifest)
-        few_bits = version_for(manifest.attributes) == QUANTISED_VERSION
-        if few_bits != (manifest.version == QUANTISED_VERSION):
-            features = "in few bits" if few_bits else "not in few bits"
+        coded = version_for(manifest.attributes) == CODED_VERSION
+        if coded != (manifest.version == CODED_VERSION):
+            features = "in few bits or sparse" if coded else "not in few bits"
             raise FormatError(
                 f"{path} is of version {manifest.version}, and its features are {features}: its manifest was changed "
                 "by hand; import the graph again"

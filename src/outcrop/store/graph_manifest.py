@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from outcrop.config.sampling import SPLITS
+from outcrop.store.coded_rows import coding_of, problem_of_coding
 from outcrop.store.manifest import ArraySpec
-from outcrop.store.quantised import ATTRIBUTE, problem_of_quantisation
 
 EDGE_SPLITS = tuple(f"{split}_edges" for split in SPLITS)
 MOST_NODES = (
@@ -52,12 +52,15 @@ def problem(
             return wrong
     if wrong := _problem_of_classes("it", attributes["num_classes"]):
         return wrong
-    if wrong := problem_of_quantisation(attributes, arrays, ""):
+    if wrong := problem_of_coding(attributes, arrays, ""):
         return wrong
     nodes, edges, dim = attributes["num_nodes"], attributes["num_edges"], attributes["feature_dim"]
-    if ATTRIBUTE in attributes and attributes[ATTRIBUTE]["columns"] != dim:
-        return f"its feature_dim is {dim}, and its features in few bits have {attributes[ATTRIBUTE]['columns']} columns"
-    columns = None if ATTRIBUTE in attributes else (dim,)
+    coding = coding_of(attributes)
+    if coding is not None and coding.columns != dim:
+        return (
+            f"its feature_dim is {dim}, and its features in few bits or sparse have {coding.columns} columns"
+        )
+    columns = (dim,) if coding is None else None
     pairs = dict.fromkeys(EDGE_SPLITS, (None, (2,)))
     wanted = _of_topology(nodes, edges, edges) | _of_nodes("", nodes, columns) | pairs
     wanted |= {"e0.features": (edges, None), "e0.original": (edges, ())}
@@ -76,7 +79,7 @@ def _problem_of_typed(attributes: Mapping[str, Any], arrays: Mapping[str, ArrayS
     weighted = sum(one["num_edges"] for one in edges if one.get("weighted", False))
     wanted = dict(_of_topology(lists, attributes["num_edges"], weighted))
     for number, one in enumerate(nodes):
-        if wrong := problem_of_quantisation(one, arrays, f"n{number}."):
+        if wrong := problem_of_coding(one, arrays, f"n{number}."):
             return wrong
         wanted |= _of_nodes(f"n{number}.", one["num_nodes"], None)
         wanted |= {f"n{number}.names": (None, ()), f"n{number}.name_offsets": (one["num_nodes"] + 1, ())}

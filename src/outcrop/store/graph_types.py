@@ -16,8 +16,9 @@ from typing import Any, Literal
 import outcrop._core as _core
 from outcrop.config import LabelKind
 from outcrop.config.sampling import SPLITS
+from outcrop.store.coded_rows import Coding, coding_of, decoder_of
 from outcrop.store.manifest import ArraySpec
-from outcrop.store.quantised import SCALES_ARRAY, Quantisation, RowDecoder, quantisation_of
+from outcrop.store.row_decoder import RowDecoder
 
 FEATURES, LABELS, WEIGHTS, ORIGINAL = "features", "labels", "edge_weight", "original"
 
@@ -36,7 +37,7 @@ class NodeType:
         prefix: What the names of its arrays begin with: "" or, for example, ``n0.``.
         class_names: What class i was called in the source; empty where classes have no names.
         integer_names: Whether the names of its nodes are integers.
-        quantisation: How its features are stored in few bits; None: as they are.
+        coding: How its features are stored as bytes, in few bits or sparse; None: as they are.
     """
 
     number: int
@@ -48,7 +49,7 @@ class NodeType:
     prefix: str = ""
     class_names: tuple[str, ...] = ()
     integer_names: bool = False
-    quantisation: Quantisation | None = None
+    coding: Coding | None = None
 
     def array(self, name: str) -> str:
         """Returns what its array ``name``, such as ``labels``, is called in the manifest of the graph."""
@@ -112,7 +113,8 @@ class RowFile:
         owner: The type whose nodes or edges have the rows.
         array: Name of the array in the manifest of the graph.
         spec: The array as it lies on disk: dtype, shape, distance between rows.
-        decoder: Makes float32 of rows in few bits, which are bytes on disk; None: they are used as they are.
+        decoder: Makes values of rows in few bits or sparse ones, which are bytes on disk; None: they are used as they
+            are.
     """
 
     number: int
@@ -124,17 +126,17 @@ class RowFile:
     @property
     def width(self) -> int:
         """Counts the values of a row as loaders deliver it."""
-        return self.spec.shape[1] if self.decoder is None else self.decoder.quantisation.columns
+        return self.spec.shape[1] if self.decoder is None else self.decoder.columns
 
     @property
     def dtype(self) -> str:
         """Returns the type of the values as loaders deliver them, such as ``float32``."""
-        return self.spec.dtype if self.decoder is None else "float32"
+        return self.spec.dtype if self.decoder is None else self.decoder.dtype
 
     @property
     def stored_as(self) -> str:
         """Returns what people are told of the type of the values on disk."""
-        return self.spec.dtype if self.decoder is None else self.decoder.quantisation.words
+        return self.spec.dtype if self.decoder is None else self.decoder.words
 
     @property
     def kind(self) -> Literal["nodes", "edges"]:
@@ -183,7 +185,7 @@ def types_of(
             attributes.get("label_kind", "class"),
             class_names=tuple(attributes.get("class_names", ())),
             integer_names=bool(attributes.get("integer_names", False)),
-            quantisation=quantisation_of(attributes),
+            coding=coding_of(attributes),
         )
         weighted = WEIGHTS in arrays
         return (nodes,), (EdgeType(0, nodes, "", nodes, attributes["num_edges"], 0, 0, "e0.", weighted),)
@@ -198,9 +200,9 @@ def _node_types(listed: Sequence[Mapping[str, Any]]) -> tuple[NodeType, ...]:
         kind, names = entry.get("label_kind", "class"), tuple(entry.get("class_names", ()))
         counts = entry["num_nodes"], entry["num_classes"]
         integers = entry.get("integer_names", False)
-        few_bits = quantisation_of(entry)
+        coding = coding_of(entry)
         types.append(
-            NodeType(number, entry["name"], first, *counts, kind, f"n{number}.", names, integers, few_bits)
+            NodeType(number, entry["name"], first, *counts, kind, f"n{number}.", names, integers, coding)
         )
         first += entry["num_nodes"]
     return tuple(types)
@@ -248,7 +250,4 @@ def row_files_of(
 
 
 def _decoder_of(of: NodeType | EdgeType, arrays: Mapping[str, ArraySpec], folder: Path) -> RowDecoder | None:
-    if not isinstance(of, NodeType) or of.quantisation is None:
-        return None
-    file = arrays[of.array(FEATURES)].file
-    return RowDecoder(of.quantisation, folder, arrays.get(of.array(SCALES_ARRAY)), file)
+    return decoder_of(of.coding, arrays, of.prefix, folder) if isinstance(of, NodeType) else None

@@ -21,12 +21,11 @@ import outcrop._core as _core
 from outcrop.config.graphs import QUANTISED_DTYPES, SCALES
 from outcrop.errors import ChecksumError, FormatError, IoError
 from outcrop.store.manifest import ArraySpec
+from outcrop.store.row_decoder import RowDecoder, aligned
 
 ATTRIBUTE = "quantised"  # of a graph without types, or of a node type: what is stored of its features
 SCALES_ARRAY = "features_scale"  # float32 [2, columns]: scale and offset of each column
-_ALIGNMENT = 64  # bytes
 _HEAD_BYTES = 8  # of a row with a scale and an offset of its own
-_SEARCHED_BYTES = 1 << 20  # of a file at a time, when an error has to name a row
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Quantisation:
         """Returns what people are told of it: ``int8, a scale for each column``."""
         return f"{self.dtype}, a scale for each {self.scale}"
 
-    def stored(self) -> dict[str, Any]:
+    def as_attribute(self) -> dict[str, Any]:
         """Returns what the manifest says of it."""
         return {"dtype": self.dtype, "scale": self.scale, "columns": self.columns}
 
@@ -122,18 +121,21 @@ def problem_of_quantisation(
 
 
 @final
-class RowDecoder:
-    """Makes values of the rows of a row file in few bits.
+class QuantisedDecoder(RowDecoder):
+    """Makes float32 of the rows of a row file in few bits.
 
     Args:
         quantisation: How they are stored.
-        folder: Folder of the graph.
         spec: Array of the scales of columns; None: rows have their own.
-        file: Name of the file of the rows in ``folder``.
     """
 
+    dtype = "float32"
+
     def __init__(self, quantisation: Quantisation, folder: Path, spec: ArraySpec | None, file: str):
-        self.quantisation, self._folder, self._spec, self._file = quantisation, folder, spec, file
+        super().__init__(folder, file)
+        self.quantisation, self._spec = quantisation, spec
+        self.columns, self.row_bytes = quantisation.columns, quantisation.row_bytes
+        self.words, self.rows_can_be_wrong = quantisation.words, quantisation.scale == "row"
 
     @cached_property
     def scales(self) -> np.ndarray:
@@ -167,21 +169,15 @@ class RowDecoder:
             )
         return found.reshape(2, columns)
 
+    def check(self) -> None:
+        _ = self.scales
+
     def values(self, rows: np.ndarray, workers: _core.WorkerPool) -> np.ndarray:
-        """Returns the values of rows, float32 [n, columns].
+        """Returns the values of rows, float32 [n, columns], as :meth:`RowDecoder.values` says.
 
         Equals ``(codes.astype(float64) * scale + offset).astype(float32)``, scale and offset being float32 widened.
-
-        Args:
-            rows: uint8 [n, row_bytes], as they lie on disk.
-
-        Returns:
-            A new array, aligned as models want their input (:func:`outcrop.nn.sparse.as_input`).
-
-        Raises:
-            FormatError: A row has a scale and an offset of its own that give a value that is not finite.
         """
-        out = _aligned(len(rows), self.quantisation.columns)
+        out = aligned(len(rows), self.columns, np.dtype(np.float32))
         rows = np.ascontiguousarray(rows)
         wrong = _core.dequantise_rows(workers, rows, self.quantisation.bits, self.scales, out)
         if wrong < len(rows):
@@ -192,12 +188,6 @@ class RowDecoder:
         """Finds the first row with a scale and an offset of its own that give a value that is not finite.
 
         Equals ``np.flatnonzero(~np.isfinite(largest_code * scale + offset))[0]``, which is rounded to float32.
-
-        Args:
-            rows: uint8 [n, row_bytes], as they lie on disk.
-
-        Returns:
-            Its position; n where there is none, or columns have scales.
         """
         if self.quantisation.scale == "column":
             return len(rows)
@@ -205,55 +195,12 @@ class RowDecoder:
         wrong = np.flatnonzero(~np.isfinite(self._largest_values(heads[:, 0], heads[:, 1])))
         return int(wrong[0]) if len(wrong) else len(rows)
 
-    def refusal(self, row: np.ndarray, number: int | None = None) -> FormatError:
-        """Returns the error of a row that :meth:`first_wrong` finds.
-
-        Args:
-            row: uint8 [row_bytes], as it was read.
-            number: Which it is in the file; None: the file is searched for the first with its bytes.
-        """
-        number = self._row_of(row) if number is None else number
+    def fault(self, row: np.ndarray) -> str:
         scale, offset = row[:_HEAD_BYTES].view("<f4")
-        path = self._folder / self._file
-        what = f"has scale {scale} and offset {offset}, which give values that are not finite"
-        if number is None:
-            return FormatError(
-                f"a row that was read for {path} {what}, and the file has no such row here: records of a run, or a "
-                "file in a store, were changed after they were written; prepare the run again, or fetch the graph again"
-            )
-        return FormatError(
-            f"{path}: row {number} {what}: the file was changed after it was made, or another program made it; import "
-            "the graph again"
-        )
-
-    def _row_of(self, row: np.ndarray) -> int | None:
-        """Searches the file for a row; None: it has none that is equal, or cannot be read."""
-        step = max(_SEARCHED_BYTES // len(row), 1)
-        try:
-            with (self._folder / self._file).open("rb") as file:
-                first = 0
-                while block := file.read(step * len(row)):
-                    rows = np.frombuffer(block[: len(block) // len(row) * len(row)], np.uint8).reshape(
-                        -1, len(row)
-                    )
-                    found = np.flatnonzero((rows == row).all(1))
-                    if len(found):
-                        return first + int(found[0])
-                    first += len(rows)
-        except OSError:
-            return None
-        return None
+        return f"has scale {scale} and offset {offset}, which give values that are not finite"
 
     def _largest_values(self, scale: np.ndarray, offset: np.ndarray) -> np.ndarray:
         """Returns the values of the largest code, float32."""
         largest = (1 << self.quantisation.bits) - 1
         with np.errstate(over="ignore", invalid="ignore"):
             return (largest * scale.astype(np.float64) + offset).astype(np.float32)
-
-
-def _aligned(rows: int, columns: int) -> np.ndarray:
-    """Returns a new float32 [rows, columns] that begins at a multiple of 64 bytes."""
-    count = 4 * rows * columns
-    held = np.empty(count + _ALIGNMENT, np.uint8)
-    begin = -held.ctypes.data % _ALIGNMENT
-    return held[begin : begin + count].view(np.float32).reshape(rows, columns)

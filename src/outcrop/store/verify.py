@@ -14,13 +14,16 @@ from outcrop.errors import FormatError
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store.arrays import DiskArray
+from outcrop.store.coded_rows import coding_of, problem_of_coding
 from outcrop.store.elsewhere import read_elsewhere
 from outcrop.store.graph import FORMAT as GRAPH_FORMAT
 from outcrop.store.graph import UNKNOWN_MULTILABEL, Graph, has_types, open_graph, paged_arrays
 from outcrop.store.graph_types import EdgeType, NodeType, RowFile
 from outcrop.store.manifest import PAGE_SUMS, Manifest
-from outcrop.store.quantised import RowDecoder, problem_of_quantisation, quantisation_of
+from outcrop.store.quantised import Quantisation
 from outcrop.store.remote import without_keys
+from outcrop.store.row_decoder import RowDecoder
+from outcrop.store.sparse_rows import SparseLayout
 
 _BLOCK_ROWS = 1 << 17
 _BLOCK_BYTES = 1 << 20  # of rows of features
@@ -96,8 +99,8 @@ def _verify_graph(graph: Graph, runtime: Runtime) -> None:
                 _verify_range(graph, runtime, of.array(split), 0, of.num_nodes, ascending=True)
     for rows in graph.row_files:
         if rows.decoder is not None:
-            _ = rows.decoder.scales  # which checks them
-            _verify_row_scales(graph, rows, rows.decoder, runtime)
+            rows.decoder.check()
+            _verify_coded_rows(graph, rows, rows.decoder, runtime)
     if graph.has("edge_weight"):
         _verify_weights(graph, runtime)
 
@@ -188,8 +191,8 @@ def _verify_range(
         last = int(block[-1])
 
 
-def _verify_row_scales(graph: Graph, rows: RowFile, decoder: RowDecoder, runtime: Runtime) -> None:
-    if decoder.quantisation.scale == "column" or graph.is_left(rows):
+def _verify_coded_rows(graph: Graph, rows: RowFile, decoder: RowDecoder, runtime: Runtime) -> None:
+    if not decoder.rows_can_be_wrong or graph.is_left(rows):
         return
     array = graph.open_rows(runtime, rows)
     step = max(_BLOCK_BYTES // rows.row_bytes, 1)
@@ -273,14 +276,15 @@ def _describe_nodes(manifest: Manifest, attributes: Mapping[str, Any], prefix: s
     """Says what the nodes of a type have."""
     arrays = manifest.arrays
     features = arrays.get(f"{prefix}features")
-    wrong = problem_of_quantisation(attributes, arrays, prefix)
-    few_bits = None if wrong else quantisation_of(attributes)
-    width = few_bits.columns if few_bits else features.shape[1] if features else 0
+    wrong = problem_of_coding(attributes, arrays, prefix)
+    coding = None if wrong else coding_of(attributes)
+    width = coding.columns if coding else features.shape[1] if features else 0
     return {
         "num_classes": attributes.get("num_classes", 0),
         "feature_dim": attributes.get("feature_dim", width),
-        "feature_dtype": few_bits.dtype if few_bits else features.dtype if features else None,
-        **({"scale": few_bits.scale} if few_bits else {}),
+        "feature_dtype": coding.dtype if coding else features.dtype if features else None,
+        **({"scale": coding.scale} if isinstance(coding, Quantisation) else {}),
+        **({"stored_values": coding.stored} if isinstance(coding, SparseLayout) else {}),
         "feature_bytes": features.data_bytes if features else 0,
         "splits": {split: arrays[prefix + split].shape[0] for split in SPLITS if prefix + split in arrays},
     }

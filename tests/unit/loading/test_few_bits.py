@@ -243,7 +243,7 @@ def test_inference_refuses_a_row_without_finite_values(by_row: Path, tmp_path: P
 def test_a_row_that_the_file_has_right_is_said_to_come_from_elsewhere(by_row: Path) -> None:
     decoder = open_graph(by_row).row_file.decoder
     assert decoder is not None
-    rows = np.zeros((5, decoder.quantisation.row_bytes), np.uint8)
+    rows = np.zeros((5, decoder.row_bytes), np.uint8)
     rows[2:, :8] = np.array([1, np.nan], "<f4").view(np.uint8)
     assert decoder.first_wrong(rows) == 2
     assert decoder.first_wrong(rows[:2]) == 2

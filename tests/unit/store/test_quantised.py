@@ -20,7 +20,7 @@ from outcrop.runtime.runtime import Runtime
 from outcrop.store import decode as decoding
 from outcrop.store.graph import open_graph
 from outcrop.store.manifest import ArraySpec, Manifest
-from outcrop.store.quantised import Quantisation, RowDecoder
+from outcrop.store.quantised import Quantisation, QuantisedDecoder
 from outcrop.store.verify import describe, verify_artifact
 from quantised_reference import FEW_BITS, any_features, dequantised, quantised, stored_rows
 
@@ -100,7 +100,7 @@ def test_torch_decodes_the_same_bits(dtype: Any, by: Any, monkeypatch: pytest.Mo
     """What a GPU runs, on the CPU: a part at a time."""
     x = any_features(np.random.default_rng(5), 50, 13)
     rows, scales = by_core(x, dtype, by)
-    decoder = RowDecoder(Quantisation(dtype, by, 13), Path("nowhere"), None, "features.bin")
+    decoder = QuantisedDecoder(Quantisation(dtype, by, 13), Path("nowhere"), None, "features.bin")
     vars(decoder)["scales"] = scales
     monkeypatch.setattr(decoding, "_CHUNK_VALUES", 3 * 13)
     wanted = dequantised(x, dtype, by)
@@ -163,7 +163,9 @@ def test_a_manifest_that_lies_is_refused(graph: Path, change: Any, message: str)
 
 def test_the_width_is_one(graph: Path) -> None:
     changed(graph, 6, "feature_dim")  # type: ignore[arg-type]
-    with pytest.raises(FormatError, match="feature_dim is 6, and its features in few bits have 5 columns"):
+    with pytest.raises(
+        FormatError, match="feature_dim is 6, and its features in few bits or sparse have 5 columns"
+    ):
         open_graph(graph)
 
 

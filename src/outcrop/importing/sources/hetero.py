@@ -7,6 +7,7 @@ Values of a type mean what those of a ``Data`` mean (:mod:`outcrop.importing.sou
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from outcrop.importing.sources.features import array_features, edge_array_featur
 from outcrop.importing.sources.file_map import is_size
 from outcrop.importing.sources.ids import PlainIds
 from outcrop.importing.sources.labels import array_labels
+from outcrop.importing.sources.matrix import Csr, matrix_features
 from outcrop.importing.sources.objects import data_parts, notes_of_splits, part_of
 from outcrop.importing.sources.parts import Part, SplitParts
 from outcrop.importing.sources.tables import Place
@@ -186,6 +188,8 @@ def _array(part: Part) -> np.ndarray:
 
 
 def _features(part: Part, runtime: Runtime) -> FeatureSource:
+    if isinstance(part.value, Csr):
+        return replace(matrix_features(runtime, part.value), name=part.name)
     return array_features(runtime, part.name, _array(part))
 
 

@@ -22,7 +22,7 @@ from outcrop.errors import ArgumentError, FormatError
 from outcrop.importing.sources.arrow_errors import arrow_errors
 from outcrop.importing.sources.base import GraphSource
 from outcrop.importing.sources.frames import StreamTable, is_frame
-from outcrop.importing.sources.matrix import csr_of_scipy
+from outcrop.importing.sources.matrix import Csr, csr_of_coo, csr_of_scipy
 from outcrop.importing.sources.nx import networkx_parts
 from outcrop.importing.sources.parts import Part, Parts, open_parts
 from outcrop.importing.sources.typed import refuse_typed
@@ -30,6 +30,7 @@ from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph_manifest import EDGE_SPLITS
 from outcrop.store.host_array import host_array, is_tensor
 
+_MATRICES = ("features", "labels")  # parts that may be sparse tensors; edges are their indices
 ONE_TYPE = "data.to_homogeneous(), or a dict with the parts of one type"
 # What a part may be called -> what it is.
 KINDS = {
@@ -190,6 +191,8 @@ def part_of(kind: str, value: Any, split_index: int) -> Part:
     """
     if hasattr(value, "tocsr"):
         return Part(kind, csr_of_scipy(kind, value))
+    if kind in _MATRICES and (matrix := _sparse_tensor(kind, value)) is not None:
+        return Part(kind, matrix)
     if is_frame(value):
         return Part(kind, StreamTable(kind, value))
     if kind == "edges" and isinstance(value, tuple) and len(value) == 2:
@@ -203,6 +206,37 @@ def part_of(kind: str, value: Any, split_index: int) -> Part:
     if kind in SPLITS:
         array = _split(kind, array, split_index)
     return Part(kind, array)
+
+
+def _sparse_tensor(kind: str, value: Any) -> Csr | None:
+    """Returns the rows of a sparse tensor of torch, or of a ``torch_sparse.SparseTensor``; None: it is neither.
+
+    Raises:
+        ArgumentError: It has a form that is not read.
+        FormatError: It is no matrix of numbers.
+    """
+    if type(value).__name__ == "SparseTensor" and hasattr(value, "csr"):
+        pointers, columns, values = value.csr()
+        shape = (value.size(0), value.size(1))
+    elif not is_tensor(value) or str(value.layout) == "torch.strided":
+        return None
+    elif len(value.shape) != 2:
+        raise FormatError(f"{kind} has shape {tuple(value.shape)}; a matrix is needed")
+    elif str(value.layout) == "torch.sparse_coo" and value.sparse_dim() == 2:
+        rows, columns = (_array(kind, ends) for ends in value.coalesce().indices())
+        return csr_of_coo(kind, np.array(value.shape), rows, columns, _array(kind, value.coalesce().values()))
+    elif str(value.layout) in ("torch.sparse_csr", "torch.sparse_csc"):
+        value = value.to_sparse_csr()
+        pointers, columns, values, shape = (
+            value.crow_indices(),
+            value.col_indices(),
+            value.values(),
+            value.shape,
+        )
+    else:
+        raise ArgumentError(f"{kind} is a sparse tensor ({value.layout}): pass {kind}.to_sparse_csr()")
+    data = None if values is None else _array(kind, values)
+    return Csr(kind, np.array(shape), _array(kind, pointers), _array(kind, columns), data)
 
 
 def _columns(kind: str, source: np.ndarray, target: np.ndarray) -> StreamTable:

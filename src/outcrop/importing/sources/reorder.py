@@ -7,7 +7,7 @@ pieces.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -61,7 +61,7 @@ def in_node_order(
         path.unlink(missing_ok=True)
 
 
-def short_blocks(features: FeatureSource, runtime: Runtime, rows: int) -> Iterator[np.ndarray]:
+def short_blocks(features: FeatureSource, runtime: Runtime, rows: int) -> Generator[np.ndarray]:
     """Yields the blocks of ``features``, those of text files cut to ``rows`` too; just the first where ``runtime``
     measures, since the others take no more."""
     for block in features.blocks(rows):
