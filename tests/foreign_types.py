@@ -15,6 +15,7 @@ import numpy as np
 from foreign_layouts import write_gzip
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
+from sparse_reference import features_of
 from table_oracle import in_order
 
 Key = tuple[str, str, str]
@@ -88,7 +89,7 @@ def check_same(graph: Graph, made: ForeignTypes, reversed_keys: bool = False) ->
     for of in graph.node_types:
         assert (of.array("features") in rows) == (of.name in made.features)
         if of.name in made.features:
-            assert np.array_equal(read(graph, of.array("features")), made.features[of.name])
+            assert np.array_equal(features_of(graph, of.array("features")), made.features[of.name])
         assert (of.array("labels") in graph.manifest.arrays) == (of.name in made.labels)
         if of.name in made.labels:
             labels = made.labels[of.name]

@@ -10,6 +10,8 @@ import numpy as np
 
 from outcrop import _core
 from outcrop.runtime.runtime import Runtime
+from outcrop.store.arrays import storage_dtype
+from outcrop.store.graph import Graph
 from outcrop.store.manifest import PAGE_SUMS
 from outcrop.store.verify import add_page_sums
 
@@ -83,3 +85,30 @@ def change_head(graph: Path, row: int, head: list[int]) -> None:
     path.write_text(json.dumps(raw))
     with Runtime() as runtime:
         assert add_page_sums(graph, runtime) == ["features"]
+
+
+def dense_rows(rows: np.ndarray, layout: dict[str, Any]) -> np.ndarray:
+    """The values of rows as they lie on disk, [n, columns]: the inverse of :func:`sparse_rows`."""
+    columns, most, dtype = layout["columns"], layout["stored"], storage_dtype(layout["dtype"])
+    number = np.dtype("<u1" if columns < 256 else "<u2" if columns < 65536 else "<u4")
+    x, head_bytes = np.zeros((len(rows), columns), dtype), (1 + most) * number.itemsize
+    for row, out in zip(rows, x, strict=True):
+        count, *at = np.frombuffer(row[:head_bytes].tobytes(), number).tolist()
+        if layout["common"] is None:
+            out[at[:count]] = np.frombuffer(row[head_bytes:].tobytes(), dtype)[:count]
+        else:
+            bits_of(out)[at[:count]] = layout["common"]
+    return x
+
+
+def features_of(graph: Graph, name: str = "features") -> np.ndarray:
+    """The features that an import stored, as they were before: dense where they are stored sparse."""
+    with Runtime() as runtime:
+        rows = graph.array(runtime, name).read("test")
+    number = name.removesuffix("features")
+    of = (
+        graph.manifest.attributes
+        if not number
+        else graph.manifest.attributes["node_types"][int(number[1:-1])]
+    )
+    return dense_rows(rows, of["sparse"]) if "sparse" in of else rows

@@ -25,6 +25,7 @@ from outcrop.inference import run as inference
 from outcrop.inference.steps import OutputRequest, steps_of
 from outcrop.nn import checkpoint as checkpoints
 from outcrop.store.graph import Graph
+from sparse_reference import features_of
 from support import shared_path
 
 MODELS = ("sage", "gcn", "gat", "transformer")
@@ -156,10 +157,11 @@ def test_trained_model_of_cora(tmp_path: Path) -> None:
         f"npz:{source}", tmp_path / "cora", outcrop.ImportConfig(split_protocol="planetoid")
     )
     with outcrop.Runtime() as runtime:
-        arrays = [graph.array(runtime, name) for name in ("features", "indptr", "indices")]
-        x, indptr, indices = (np.array(array.memmap()) for array in arrays)
+        arrays = [graph.array(runtime, name) for name in ("indptr", "indices")]
+        indptr, indices = (np.array(array.memmap()) for array in arrays)
         for array in arrays:
             array.close()
+    x = features_of(graph)
     edges = np.stack([indices.astype(np.int64), np.repeat(np.arange(len(x)), np.diff(indptr))])
     for name in MODELS:
         checkpoint = tmp_path / name
@@ -169,7 +171,7 @@ def test_trained_model_of_cora(tmp_path: Path) -> None:
         report = infer(graph, checkpoint=checkpoint, out=tmp_path / "out.npy", memory="3MiB")
         assert report.peak_host_bytes <= 3 << 20
         model = checkpoints.load_model(checkpoint)
-        want = reference(model, as_float(x, graph.spec("features").dtype), edges)
+        want = reference(model, as_float(x, "float32"), edges)
         np.testing.assert_allclose(np.load(tmp_path / "out.npy"), want, rtol=1e-4, atol=1e-4)
 
 

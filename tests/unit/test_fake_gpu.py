@@ -22,7 +22,16 @@ RACING = [
 ]
 SLOWER = [
     FOLDER / f"test_{name}.py"
-    for name in ("embedding", "few_bits", "interrupted", "memory", "tensor", "training", "types")
+    for name in (
+        "embedding",
+        "few_bits",
+        "interrupted",
+        "memory",
+        "sparse_rows",
+        "tensor",
+        "training",
+        "types",
+    )
 ]
 
 

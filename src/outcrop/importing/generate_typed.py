@@ -71,7 +71,7 @@ def write_typed(config: GenerateConfig, runtime: Runtime, work: Path) -> None:
         None,
         *fractions,
         split_seed=config.seed,
-        feature_storage="dense",
+        feature_storage="dense" if config.features else None,
     )
     widest = max(config.features, config.edge_features)
     with runtime.budget.reserve("generate", max(_BLOCK_BYTES, _BYTES_OF_A_NUMBER * widest)):

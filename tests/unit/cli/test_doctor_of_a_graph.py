@@ -106,7 +106,7 @@ def test_doctor_of_a_graph_that_nobody_trains_on(tmp_path: Path) -> None:
     from torch_geometric.data import HeteroData
 
     data = HeteroData()
-    data["a"].x, data["b"].num_nodes = torch.zeros(5, 3, dtype=torch.float64), 4
+    data["a"].x, data["b"].num_nodes = torch.ones(5, 3, dtype=torch.float64), 4
     data["a", "to", "b"].edge_index = torch.tensor([[0, 1, 4], [0, 3, 3]])
     graph = oc.import_graph(data, tmp_path / "g.oc", progress=False)
     said, about = told(graph, tmp_path)

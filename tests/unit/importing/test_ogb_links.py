@@ -13,6 +13,7 @@ from foreign_layouts import ForeignGraph, foreign_graph, write_gzip, write_ogb_t
 from outcrop.config.sampling import SPLITS
 from outcrop.importing.graph import import_graph
 from outcrop.store.graph import Graph
+from sparse_reference import features_of
 from support import held_bytes, import_ogb, new_runtime
 
 TORTURED = True
@@ -59,8 +60,8 @@ def test_proteins_that_belong_together(tmp_path, monkeypatch):
     splits |= {split: {"edge": pairs(9), "edge_neg": pairs(30)} for split in ("valid", "test")}
     folder = write(tmp_path / "ogbl_ppa", without_splits(species), splits, "throughput")
     graph = run(folder)
-    assert get(graph, "features").dtype == np.float32
-    assert np.array_equal(get(graph, "features"), species)
+    assert features_of(graph).dtype == np.float32
+    assert np.array_equal(features_of(graph), species)
     assert graph.manifest.attributes["undirected"]
     assert not graph.has("labels")
     for split in SPLITS:
@@ -69,7 +70,7 @@ def test_proteins_that_belong_together(tmp_path, monkeypatch):
     assert f"negatives of {where} cannot be stored yet and are not imported: edge_neg" in graph.notes
     reader = import_ogb("io.read_graph_raw", monkeypatch)
     (loaded,) = reader.read_csv_graph_raw(str(folder / "raw"), True)
-    assert np.array_equal(get(graph, "features"), loaded["node_feat"])
+    assert np.array_equal(features_of(graph), loaded["node_feat"])
     edges = np.unique(loaded["edge_index"], axis=1)
     assert np.array_equal(graph.edge_index(), edges[:, np.lexsort(edges)])
 

@@ -16,6 +16,7 @@ from outcrop.importing.graph import import_graph
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
 from outcrop.store.verify import verify_artifact
+from sparse_reference import features_of
 from table_oracle import in_order, pairs, standardised
 
 TEAMS = [{"code": f"t{i:03}", "town": f"town {i % 3}", "founded": 1900 + i} for i in range(12)]
@@ -289,7 +290,7 @@ def test_other_text(folder):
     graph = imported(folder)
     assert [one.num_nodes for one in graph.node_types] == [2, 3]
     assert graph.edge_index(("player", "f2p_team", "team")).tolist() == [[0, 2], [0, 1]]
-    assert read(graph, "n1.features").tolist() == [[0.0], [0.0], [0.0]]
+    assert features_of(graph, "n1.features").tolist() == [[0.0], [0.0], [0.0]]
 
 
 @pytest.mark.parametrize("quotes", [True, False])
