@@ -185,7 +185,9 @@ def probe_batches(graph: Graph, sampling: SampleConfig, memory: int) -> BatchPro
 
 def _buffer_bytes(graph: Graph, batches: Sequence[BatchGraph]) -> int:
     """Counts the bytes of the buffers that hold the rows of batches while they are loaded and learned from."""
-    return memory_tables.BATCH_BUFFERS * max((wanted_bytes(graph, b) for b in batches), default=0)
+    counts = (zip(b.num_rows(graph.row_files), graph.row_files, strict=True) for b in batches)
+    sizes = (sum(count * rows.batch_row_bytes for count, rows in of_batch) for of_batch in counts)
+    return memory_tables.BATCH_BUFFERS * max(sizes, default=0)
 
 
 def wanted_bytes(graph: Graph, batch: BatchGraph) -> int:

@@ -25,8 +25,11 @@ from outcrop.runtime.runtime import Runtime
 if TYPE_CHECKING:
     import torch
 
+    from outcrop.store.graph_types import RowFile
 
 S = TypeVar("S", bound="BatchBuffer")
+
+_NOTHING = np.zeros(0, np.uint8)
 
 
 def device_batch_bytes(x_bytes: int, record_bytes: int, target_bytes: int = 0) -> int:
@@ -62,16 +65,29 @@ class BatchBuffer:
         """Gives the memory back."""
 
 
+def decoded_bytes(x_bytes: int, file: RowFile | None) -> int:
+    """Counts the bytes of the values of all rows that a buffer of ``x_bytes`` has room for, whole pages; 0 where they
+    are used as they lie.
+    """
+    if file is None or not file.decoded_bytes:
+        return 0
+    rows = max(x_bytes - 2 * PAGE_BYTES, 0) // file.row_bytes  # as feeders.room_bytes has it
+    return -(-rows * file.decoded_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
 class RowRoom:
     """Reserves the budget for the rows of one row file in a pool's buffers: of all at once, so that what is held does
     not depend on which buffer grows.
 
+    Args:
+        file: Rows that are decoded on the CPU: each buffer has room for the values too. None: they are not.
+
     Attributes:
-        x_bytes: Bytes in each buffer.
+        x_bytes: Bytes in each buffer for rows as they lie on disk.
     """
 
-    def __init__(self, runtime: Runtime, count: int, x_bytes: int):
-        self._runtime, self._count = runtime, count
+    def __init__(self, runtime: Runtime, count: int, x_bytes: int, file: RowFile | None = None):
+        self._runtime, self._count, self._file = runtime, count, file
         self._held: list[_core.Reservation] = []
         self._buffers = _core.Budget.create(rehearsal=runtime.rehearsal is not None)  # counted by this room
         self.x_bytes = 0
@@ -79,8 +95,16 @@ class RowRoom:
 
     def _reserve(self, x_bytes: int) -> None:
         x_bytes = -(-x_bytes // PAGE_BYTES) * PAGE_BYTES
-        self._held.append(self._runtime.budget.reserve("batch-rows", self._count * (x_bytes - self.x_bytes)))
+        more = x_bytes - self.x_bytes, decoded_bytes(x_bytes, self._file) - self.values_bytes
+        for tag, count in zip(("batch-rows", "decoded-rows"), more, strict=True):
+            if count:
+                self._held.append(self._runtime.budget.reserve(tag, self._count * count))
         self.x_bytes = x_bytes
+
+    @property
+    def values_bytes(self) -> int:
+        """Counts the bytes in each buffer for the values of rows that are decoded."""
+        return decoded_bytes(self.x_bytes, self._file)
 
     def grow(self, x_bytes: int) -> None:
         """Makes room for buffers of ``x_bytes``, and up to an eighth more, so that they grow seldom.
@@ -93,26 +117,31 @@ class RowRoom:
             step = 1 << max(pages.bit_length() - 4, 0)
             self._reserve(-(-pages // step) * step * PAGE_BYTES)
 
-    def empty(self) -> np.ndarray:
-        """Returns a buffer, uint8."""
-        return self._buffers.empty("batch-rows", self.x_bytes)
+    def empty(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns a buffer for rows as they lie on disk, and one for their values, both uint8, page-aligned."""
+        values = self._buffers.empty("decoded-rows", self.values_bytes)
+        return self._buffers.empty("batch-rows", self.x_bytes), values
 
 
 class RowBuffer:
     """Holds the memory for a mini-batch's rows of one row file: ``x``, uint8, page-aligned.
 
     With a GPU ``x`` is pinned, so that the GPU reads it in place.
+
+    Attributes:
+        values: uint8, page-aligned, room for what the CPU decodes of the rows; empty where it decodes none.
     """
 
     x: Any
 
     def __init__(self, room: RowRoom, gpu: Gpu | None):
         self._room, self._gpu = room, gpu
+        self.values = _NOTHING
         self.pinned: torch.Tensor | None = None  # x as the GPU reads it
         self.x = self._allocate()
 
     def _allocate(self) -> Any:
-        x = self._room.empty()
+        x, self.values = self._room.empty()
         if self._gpu is not None and len(x):
             from outcrop.unified import in_place  # brings torch
 
@@ -124,7 +153,7 @@ class RowBuffer:
         if len(self.x) < x_bytes:
             self._room.grow(x_bytes)
             self.release()
-            self.x = np.zeros(0, np.uint8)
+            self.x = self.values = _NOTHING
             self.x = self._allocate()
 
     def release(self) -> None:
@@ -254,14 +283,23 @@ class BufferPool(Generic[S]):
 
 
 def host_pool(
-    runtime: Runtime, count: int, row_bytes: Sequence[int], meta_bytes: int, *, gpu: Gpu | None = None
+    runtime: Runtime,
+    count: int,
+    row_bytes: Sequence[int],
+    meta_bytes: int,
+    *,
+    gpu: Gpu | None = None,
+    files: Sequence[RowFile] | None = None,
 ) -> BufferPool[HostBuffer]:
     """Makes ``count`` buffers in host memory.
 
     Args:
         row_bytes: Bytes for the rows of each row file; 0: they grow.
+        files: The row files, whose rows the CPU decodes where there is no GPU; None: whoever leases a buffer uses the
+            rows as they lie.
     """
-    rooms = [RowRoom(runtime, count, x_bytes) for x_bytes in row_bytes]
+    decoded = [None] * len(row_bytes) if files is None or gpu is not None else files
+    rooms = [RowRoom(runtime, count, *of) for of in zip(row_bytes, decoded, strict=True)]
     return BufferPool(
         [HostBuffer(runtime, [RowBuffer(room, gpu) for room in rooms], meta_bytes) for _ in range(count)]
     )

@@ -413,7 +413,12 @@ def packed_session(
 
     files, gpu, placement = graph.row_files, gpu_named(device.name), packed.placement
     pool = host_pool(
-        runtime, placement.buffers, placement.buffer_rows_bytes, placement.buffer_meta_bytes, gpu=gpu
+        runtime,
+        placement.buffers,
+        placement.buffer_rows_bytes,
+        placement.buffer_meta_bytes,
+        gpu=gpu,
+        files=files,
     )
     host_caches = [read_cache(runtime, packed, f"{one.prefix}host_cache") for one in placement.files]
     first = placement.files[0]
@@ -452,7 +457,7 @@ def make_pool(
     files = graph.row_files
     counts = [0] * len(files) if max_rows is None else max_rows
     row_bytes = [buffer_bytes(file, count) for file, count in zip(files, counts, strict=True)]
-    return host_pool(runtime, buffers, row_bytes, 0, gpu=gpu_named(device.name))
+    return host_pool(runtime, buffers, row_bytes, 0, gpu=gpu_named(device.name), files=files)
 
 
 def buffer_bytes(file: RowFile, max_rows: int) -> int:

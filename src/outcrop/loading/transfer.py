@@ -116,21 +116,26 @@ class _Rows:
         """Returns [n, width] over uint8 [n * row_bytes]."""
         return x.view(self.dtype).reshape(-1, self.row_bytes // self.dtype.itemsize)
 
-    def delivered(self, rows: torch.Tensor) -> torch.Tensor:
-        """Returns what a batch has of ``rows``, typed: the same, or of rows in few bits their values, float32."""
-        return rows if self.file.decoder is None else decode(self.file.decoder, rows, self._workers)
+    def delivered(self, rows: torch.Tensor, room: np.ndarray | None = None) -> torch.Tensor:
+        """Returns what a batch has of ``rows``, typed: the same, or the values of rows that are decoded, which go to
+        ``room`` on the CPU.
+        """
+        return rows if self.file.decoder is None else decode(self.file.decoder, rows, self._workers, room)
 
 
 @dataclass(frozen=True)
 class _OnCpu:
     batch: MiniBatch
     rows: Sequence[_Rows]
+    rooms: Sequence[
+        np.ndarray
+    ]  # for the values of rows that are decoded: theirs as long as the rows have the buffer
 
     def take(self) -> MiniBatch:
         if all(one.file.decoder is None for one in self.rows):
             return self.batch
-        taken = zip(self.rows, self.batch.rows, strict=True)
-        return replace(self.batch, rows=tuple(one.delivered(rows) for one, rows in taken))
+        taken = zip(self.rows, self.batch.rows, self.rooms, strict=True)
+        return replace(self.batch, rows=tuple(one.delivered(rows, room) for one, rows, room in taken))
 
     def visit_rows(self, see: SeeRows, buffer: np.ndarray) -> None:
         for number, rows in enumerate(self.batch.rows):
@@ -167,7 +172,8 @@ class ToCpu:
         degree = None if graph.degree is None else torch.from_numpy(graph.degree)
         typed = tuple(rows.typed(torch.from_numpy(part)) for rows, part in zip(self._rows, data, strict=True))
         y = torch.from_numpy(graph.labels)
-        return _OnCpu(MiniBatch(graph=graph, rows=typed, y=y, degree=degree), self._rows)
+        rooms = [buffer.values for buffer in held]
+        return _OnCpu(MiniBatch(graph=graph, rows=typed, y=y, degree=degree), self._rows, rooms)
 
     def _fill(self, data: np.ndarray, table: AddressTable, cache: np.ndarray) -> None:
         """Puts the rows that were planned for a device into their places."""

@@ -86,13 +86,16 @@ def plan(graph: Graph, samples: SampleSet, config: PlanConfig, out: Path, runtim
 
 def _described(drafts: list[RowsDraft], memory: HostMemory) -> dict[str, Any]:
     """Returns the attributes that say what the row files are, and how memory is divided: of several, a list."""
+    divided = asdict(memory)
+    if not memory.slot_values_bytes:
+        del divided["slot_values_bytes"]
     one, *others = drafts
     if not others and one.rows.kind == "nodes" and one.rows.owner.number == 0:
         (size,) = memory.slot_rows_bytes
         return {
             "row_bytes": one.row_bytes,
             "slot_rows_bytes": size,
-            "memory": {**asdict(memory), "slot_rows_bytes": size},
+            "memory": {**divided, "slot_rows_bytes": size},
             "blocks": {"block_rows": one.block_rows},
         }
     described = [
@@ -107,7 +110,7 @@ def _described(drafts: list[RowsDraft], memory: HostMemory) -> dict[str, Any]:
     return {
         "row_files": described,
         "slot_rows_bytes": list(memory.slot_rows_bytes),
-        "memory": asdict(memory),
+        "memory": divided,
         "blocks": {},
     }
 

@@ -11,7 +11,7 @@ import numpy as np
 import outcrop._core as _core
 from outcrop.config import PlanConfig, exact_bytes, least_bytes
 from outcrop.errors import BudgetError
-from outcrop.loading.buffers import device_batch_bytes
+from outcrop.loading.buffers import decoded_bytes, device_batch_bytes
 from outcrop.runtime import memory_tables
 from outcrop.runtime.memory_plan import MemoryPlan, divide
 from outcrop.runtime.pages import PAGE_BYTES
@@ -29,12 +29,14 @@ class HostMemory:
     """Says how the host budget of loading is divided, bytes.
 
     Attributes:
-        slot_rows_bytes: Of a batch buffer, for the rows of each row file.
+        slot_rows_bytes: Of a batch buffer, for the rows of each row file as they lie on disk.
+        slot_values_bytes: Of a batch buffer, for the values of rows that are decoded.
         shared_scratch_bytes: For reading the disk cache.
     """
 
     slots: int
     slot_rows_bytes: tuple[int, ...]
+    slot_values_bytes: int
     slot_meta_bytes: int
     shared_scratch_bytes: int
     fixed_bytes: int
@@ -54,7 +56,8 @@ def divide_host_memory(samples: BatchSizes, config: PlanConfig, files: Sequence[
     most_rows = sum(one.max_rows for one, _ in sections)
     # The record as read (address tables have 8 bytes per cached row), and its arrays decoded (ids widen to 64 bits).
     meta_bytes = record.align_page(samples.max_record_bytes + most_rows * 8 + 24 * (len(files) - 1))
-    slot = sum(rows_bytes) + 2 * meta_bytes + samples.decoded_bytes
+    values_bytes = sum(map(decoded_bytes, rows_bytes, files))
+    slot = sum(rows_bytes) + values_bytes + 2 * meta_bytes + samples.decoded_bytes
     # Indexes of batches and records, and the buffer through which graphs are read that are not packed.
     of_files = sum(8 * (one.num_runs + 4) + 12 for one, _ in sections)
     of_batch = max((samples.hops + 6) * 32, 8 * (samples.columns + 5) + of_files)
@@ -69,6 +72,7 @@ def divide_host_memory(samples: BatchSizes, config: PlanConfig, files: Sequence[
         return HostMemory(
             config.slots or memory_tables.MOST_BATCH_BUFFERS,
             rows_bytes,
+            values_bytes,
             meta_bytes,
             memory_tables.READ_SCRATCH.bytes_of(1 << 62),
             0,
@@ -103,8 +107,10 @@ def divide_host_memory(samples: BatchSizes, config: PlanConfig, files: Sequence[
             f"a memory budget of {exact_bytes(limit)}{of_each} cannot hold {slots} mini-batches of up to {rows_of}; "
             f"the smallest budget that can is {least_bytes(smallest)}{of_each}, or lower --batch-size or --fanouts"
         )
-    overhead = slots * (slot - sum(rows_bytes)) + fixed(limit)
-    return HostMemory(slots, rows_bytes, meta_bytes, shared_scratch(limit), overhead, left * processes)
+    overhead = slots * (slot - sum(rows_bytes) - values_bytes) + fixed(limit)
+    return HostMemory(
+        slots, rows_bytes, values_bytes, meta_bytes, shared_scratch(limit), overhead, left * processes
+    )
 
 
 def memory_plan(manifest: Manifest) -> MemoryPlan | None:
@@ -122,10 +128,11 @@ def memory_plan(manifest: Manifest) -> MemoryPlan | None:
         + memory["shared_scratch_bytes"]
         + memory_tables.SMALL_TABLES.least
     )
+    of_slot = int(np.sum(memory["slot_rows_bytes"])) + memory.get("slot_values_bytes", 0)
     needs = {
         memory_tables.DISK_CACHE_SCRATCH.name: memory["shared_scratch_bytes"],
         memory_tables.BATCH_INDEX.name: memory["fixed_bytes"] - fixed,
-        memory_tables.PACKED_BATCHES.name: memory["slots"] * int(np.sum(memory["slot_rows_bytes"])),
+        memory_tables.PACKED_BATCHES.name: memory["slots"] * of_slot,
     }
     return divide(memory_tables.ACTIVITIES["loading packed"], limit, needs)
 
@@ -134,7 +141,7 @@ def device_cache_bytes(graph: Graph, samples: BatchSizes, config: PlanConfig) ->
     """Returns bytes of the device cache: what the batches on a device leave of its budget."""
     if config.gpu_memory == 0 or len(graph.row_files) > 1:  # rows of several are cached in host memory
         return 0
-    rows_bytes = sum(samples.section(rows).max_rows * rows.row_bytes for rows in graph.row_files)
+    rows_bytes = sum(samples.section(rows).max_rows * rows.batch_row_bytes for rows in graph.row_files)
     targets = target_bytes(graph, samples.max_seeds)
     batch = device_batch_bytes(rows_bytes, samples.max_record_bytes, targets)
     batches = memory_tables.DEVICE_BATCHES * batch

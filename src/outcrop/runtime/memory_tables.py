@@ -64,7 +64,11 @@ SMALL_TABLES = Part("small tables", "Small tables of loading, whatever the graph
 BATCH_INDEX = Part(
     "structure of batches", "Graphs of the batches in the buffers, and where records are.", _NONE
 )
-BATCHES = Part("batch buffers", "Mini-batches that are read or trained with.", _NONE)
+BATCHES = Part(
+    "batch buffers",
+    "Mini-batches that are read or trained with, and the values of rows that are decoded.",
+    _NONE,
+)
 FEATURES = Part("features", "All rows, in memory.", _NONE)
 ROW_CACHE = Part("row cache", "The rows that are wanted most.", _ALL)
 

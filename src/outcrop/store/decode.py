@@ -18,8 +18,13 @@ _CHUNK_VALUES = 1 << 22  # that a device decodes at a time: each takes 16 bytes 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # of values, by their bytes
 
 
-def decode(decoder: RowDecoder, rows: torch.Tensor, workers: _core.WorkerPool | None = None) -> torch.Tensor:
-    """Returns the values of ``rows``, [n, columns] of the decoder's dtype, a new tensor on their device.
+def decode(
+    decoder: RowDecoder,
+    rows: torch.Tensor,
+    workers: _core.WorkerPool | None = None,
+    room: np.ndarray | None = None,
+) -> torch.Tensor:
+    """Returns the values of ``rows``, [n, columns] of the decoder's dtype, a tensor on their device.
 
     Equals :meth:`outcrop.store.row_decoder.RowDecoder.values` on every device, bit for bit. On the CPU the rows live as
     long as the values do: who lends the memory of a batch sees by its rows whether the batch is still used.
@@ -27,9 +32,11 @@ def decode(decoder: RowDecoder, rows: torch.Tensor, workers: _core.WorkerPool | 
     Args:
         rows: uint8 [n, row_bytes], contiguous.
         workers: Threads that share the work on the CPU; None: the calling one does it.
+        room: Memory for the values on the CPU, as :meth:`outcrop.store.row_decoder.RowDecoder.values` wants it; None:
+            new memory, as everywhere else.
     """
     if rows.device.type == "cpu":
-        values = decoder.values(rows.numpy(), workers or _core.WorkerPool(1)).view(np.uint8)
+        values = decoder.values(rows.numpy(), workers or _core.WorkerPool(1), room).view(np.uint8)
         weakref.finalize(values, _let_go, rows).atexit = False
         return torch.from_numpy(values).view(getattr(torch, decoder.dtype))
     return _on_device(decoder, rows)

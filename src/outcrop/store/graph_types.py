@@ -154,6 +154,16 @@ class RowFile:
         return self.spec.stride_bytes
 
     @property
+    def decoded_bytes(self) -> int:
+        """Counts the bytes of the values that a decoder makes of a row; 0: rows are used as they lie."""
+        return 0 if self.decoder is None else self.decoder.decoded_bytes
+
+    @property
+    def batch_row_bytes(self) -> int:
+        """Counts the bytes that a row takes in a batch: as it lies on disk, and its values where it is decoded."""
+        return self.row_bytes + self.decoded_bytes
+
+    @property
     def data_bytes(self) -> int:
         """Counts the bytes of all rows."""
         return self.spec.data_bytes

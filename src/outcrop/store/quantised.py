@@ -172,12 +172,14 @@ class QuantisedDecoder(RowDecoder):
     def check(self) -> None:
         _ = self.scales
 
-    def values(self, rows: np.ndarray, workers: _core.WorkerPool) -> np.ndarray:
+    def values(
+        self, rows: np.ndarray, workers: _core.WorkerPool, room: np.ndarray | None = None
+    ) -> np.ndarray:
         """Returns the values of rows, float32 [n, columns], as :meth:`RowDecoder.values` says.
 
         Equals ``(codes.astype(float64) * scale + offset).astype(float32)``, scale and offset being float32 widened.
         """
-        out = aligned(len(rows), self.columns, np.dtype(np.float32))
+        out = aligned(len(rows), self.columns, np.dtype(np.float32), room)
         rows = np.ascontiguousarray(rows)
         wrong = _core.dequantise_rows(workers, rows, self.quantisation.bits, self.scales, out)
         if wrong < len(rows):

@@ -49,15 +49,19 @@ class RowDecoder(ABC):
         return self.columns * storage_dtype(self.dtype).itemsize
 
     @abstractmethod
-    def values(self, rows: np.ndarray, workers: _core.WorkerPool) -> np.ndarray:
+    def values(
+        self, rows: np.ndarray, workers: _core.WorkerPool, room: np.ndarray | None = None
+    ) -> np.ndarray:
         """Returns the values of rows, [n, columns] in the storage of ``dtype``.
 
         Args:
             rows: uint8 [n, row_bytes], as they lie on disk.
             workers: Threads that share the work.
+            room: uint8, flat, memory for at least ``n * decoded_bytes`` bytes that begins at a multiple of 64 bytes;
+                None: new memory.
 
         Returns:
-            A new array, aligned as models want their input (:func:`outcrop.nn.sparse.as_input`).
+            An array, of ``room`` or new, aligned as models want their input (:func:`outcrop.nn.sparse.as_input`).
 
         Raises:
             FormatError: A row is one that :meth:`first_wrong` finds.
@@ -123,9 +127,9 @@ class RowDecoder(ABC):
         return None
 
 
-def aligned(rows: int, columns: int, dtype: np.dtype) -> np.ndarray:
-    """Returns a new array [rows, columns] that begins at a multiple of 64 bytes."""
+def aligned(rows: int, columns: int, dtype: np.dtype, room: np.ndarray | None = None) -> np.ndarray:
+    """Returns an array [rows, columns] that begins at a multiple of 64 bytes: of ``room``, uint8, or a new one."""
     count = dtype.itemsize * rows * columns
-    held = np.empty(count + _ALIGNMENT, np.uint8)
+    held = np.empty(count + _ALIGNMENT, np.uint8) if room is None else room
     begin = -held.ctypes.data % _ALIGNMENT
     return held[begin : begin + count].view(dtype).reshape(rows, columns)

@@ -146,13 +146,15 @@ class SparseDecoder(RowDecoder):
         self.layout, self.columns, self.dtype = layout, layout.columns, layout.dtype
         self.row_bytes, self.words = layout.row_bytes, layout.words
 
-    def values(self, rows: np.ndarray, workers: _core.WorkerPool) -> np.ndarray:
+    def values(
+        self, rows: np.ndarray, workers: _core.WorkerPool, room: np.ndarray | None = None
+    ) -> np.ndarray:
         """Returns the values of rows, as :meth:`RowDecoder.values` says.
 
         Equals, for each row i, ``out[i] = 0; out[i, columns[i, :count[i]]] = values[i, :count[i]]``.
         """
         layout = self.layout
-        out = aligned(len(rows), layout.columns, storage_dtype(layout.dtype))
+        out = aligned(len(rows), layout.columns, storage_dtype(layout.dtype), room)
         rows = np.ascontiguousarray(rows)
         wrong = _core.unpack_sparse_rows(
             workers, rows, layout.value_bytes, layout.stored, layout.common, out.view(np.uint8)

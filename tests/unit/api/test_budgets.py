@@ -7,10 +7,12 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+import outcrop as oc
 from outcrop.advisor.choose import SpoolDecision
 from outcrop.api.infer import infer
 from outcrop.api.run import Run
@@ -29,7 +31,8 @@ from outcrop.runtime.system import available_memory
 from outcrop.store.graph import Graph
 from outcrop.training import spool
 from prepare_support import prepare
-from run_support import a_graph
+from run_support import a_graph, skewed_edges
+from sparse_reference import bag_of_words
 
 MODES = ("packed", "online", "memory", "memmap", "ondisk", "dynamic", "partition")
 OPTIONS = {"fanouts": (3, 3), "batch_size": 16, "hidden": 4, "epochs": 1}
@@ -67,6 +70,24 @@ def follow_training(graph: Graph, mode: str, **options: Any) -> int:
 def test_training_names_the_smallest_budget_of_each_mode(tmp_path, make_runtime, mode):
     graph = a_graph(tmp_path / "g", make_runtime(threads=1), nodes=400, width=33)
     follow_training(graph, mode)
+
+
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize("mode", ["online", "packed", "ondisk", "dynamic", "memory"])
+def test_training_names_the_smallest_budget_where_rows_are_decoded(tmp_path, mode):
+    """Values of 4 KiB of rows of 40 bytes at most: two buffers of them are most of the budget."""
+    rng = np.random.default_rng(2)
+    order = rng.permutation(400)
+    graph = oc.import_graph(
+        skewed_edges(400, 3000, 0),
+        tmp_path / "g",
+        features=bag_of_words(rng, 400, 1024, 12),
+        labels=rng.integers(0, 4, 400),
+        splits={"train": order[:90], "valid": order[90:120], "test": order[120:160]},
+        progress=False,
+    )
+    assert graph.row_file.decoded_bytes == 4096
+    assert follow_training(graph, mode) > 2 * 100 * 4096
 
 
 def test_the_smallest_is_found_where_shares_are_rounded():

@@ -112,7 +112,9 @@ def open_online(
     caches = build_static_caches(streams, lists, hotness, runtime, num_lists, room)
     if device_budget is not None and device.draws and isinstance(sampler, LiveSampler):
         _cache_where_drawn(sampler, caches[0], gpu_ids)
-    block_bytes = device_batch - targets  # the copy of the targets that may be kept lies elsewhere
+    # The copy of the targets that may be kept, and the values of rows that are decoded, lie elsewhere.
+    decoded = sum(count * file.decoded_bytes for count, file in zip(most, graph.row_files, strict=True))
+    block_bytes = device_batch - targets - decoded
     return session.online_session(
         graph, sampler, caches, streams, pool, runtime, device, block_bytes, device_budget
     )
@@ -125,8 +127,8 @@ def _most_rows(hotness: Hotness, runtime: Runtime) -> tuple[int, ...]:
 
 
 def _bytes_of(graph: Graph, rows: Sequence[int]) -> int:
-    """Counts the bytes of so many rows of each row file."""
-    return sum(count * file.row_bytes for count, file in zip(rows, graph.row_files, strict=True))
+    """Counts the bytes that so many rows of each row file take in a batch."""
+    return sum(count * file.batch_row_bytes for count, file in zip(rows, graph.row_files, strict=True))
 
 
 def _open_streams(request: SessionRequest, by_rings: bool, stripes: Sequence[Path | str]) -> list[RowStream]:
