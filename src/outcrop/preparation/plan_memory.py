@@ -102,7 +102,11 @@ def divide_host_memory(samples: BatchSizes, config: PlanConfig, files: Sequence[
             key=lambda total: total - slots * slot - fixed(total),
         )
         of_each = f" for each of {processes} processes" if processes > 1 else ""
-        rows_of = " and ".join(f"{one.max_rows} rows of {exact_bytes(row)}" for one, row in sections)
+        rows_of = " and ".join(
+            f"{one.max_rows} rows of {exact_bytes(of.row_bytes)}"
+            + (f" and their values of {exact_bytes(of.decoded_bytes)}" if of.decoded_bytes else "")
+            for (one, _), of in zip(sections, files, strict=True)
+        )
         raise BudgetError(
             f"a memory budget of {exact_bytes(limit)}{of_each} cannot hold {slots} mini-batches of up to {rows_of}; "
             f"the smallest budget that can is {least_bytes(smallest)}{of_each}, or lower --batch-size or --fanouts"

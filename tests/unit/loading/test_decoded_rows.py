@@ -100,14 +100,13 @@ def test_a_plan_counts_the_values_in_its_buffers(
     placement = open_placement(make_runtime(threads=1), run / "plan")
     plan = memory_plan(placement.manifest)
     assert plan is not None
-    rows = max(
-        len(batch.n_id) for split in ("train", "valid") for batch in oc.open_run(run).loader(split)
-    )
+    rows = max(len(batch.n_id) for split in ("train", "valid") for batch in oc.open_run(run).loader(split))
     assert plan[memory_tables.PACKED_BATCHES] >= placement.buffers * rows * (
         graph.row_file.row_bytes + 4 * WIDTH
     )
     assert sum(part.bytes for part in plan.parts) == 6 << 20
-    with pytest.raises(BudgetError) as refused:  # two buffers without the values would fit
+    # Two buffers without the values would fit.
+    with pytest.raises(BudgetError) as refused:
         oc.prepare(
             graph, tmp_path / "run", epochs=2, memory=3 * rows * 4 * WIDTH // 2, progress=False, **SAMPLING
         )
