@@ -1,9 +1,9 @@
 """Benchmark ``infer``: inference layer by layer under the cap against the same in memory, and evaluation in training.
 
 Each measurement is a process of its own, under a control group that caps it where there is a budget; the two take
-turns. Models have random parameters: what is measured does not depend on them. Bytes are set against what cannot be
-saved: each layer's input, lists and output once. The outputs of both are compared bit for bit, and the bytes of every
-run with those that were predicted before it.
+turns. Models have random parameters: what is measured does not depend on them. Bytes are set against what layers that
+hand rows to each other cannot save: each layer's input, lists and output once. The outputs of both are compared bit for
+bit, and the bytes of every run with those that were predicted before it.
 """
 
 from __future__ import annotations
@@ -180,7 +180,9 @@ def _case(
 
 
 def floor_bytes(graph: Graph, report: dict[str, Any]) -> int:
-    """Counts what cannot be saved: of each layer its input, its lists and its output, each once."""
+    """Counts what layers that write rows for each other cannot save: of each its input, its lists and its output, each
+    once.
+    """
     outputs = [layer["output_bytes"] for layer in report["layers"]]
     inputs = [graph.feature_bytes, *outputs[:-1]]
     lists = sum(graph.spec(name).data_bytes for name in ("indptr", "indices"))

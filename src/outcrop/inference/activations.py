@@ -1,9 +1,11 @@
-"""The artifact of a layer's output, of scores or of classes: one row for each node, written, opened and removed."""
+"""The artifact of a layer's output, of scores or of classes: one row for each node, or cut into columns for the next
+layer; written, opened and removed.
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from outcrop.store.manifest import Manifest
 
 FORMAT, VERSION = "outcrop.activations", 1
 ROWS = "rows"
+COLUMNS = "columns"
 
 
 def expected(
@@ -51,6 +54,34 @@ def write_rows(
             writer.append(block.argmax(1)[:, None] if width is None else block)
             runtime.progress.advance("infer", len(block))
         manifest = Manifest(FORMAT, VERSION, {ROWS: writer.finish()}, {}, config, inputs)
+        graph.require_unchanged()
+        manifests.write(folder, manifest)
+    return manifest
+
+
+def write_columns(
+    graph: Graph,
+    blocks: Iterable[tuple[int, Sequence[np.ndarray]]],
+    out: Path,
+    config: dict[str, Any],
+    inputs: dict[str, str],
+    runtime: Runtime,
+) -> Manifest:
+    """Writes, as one artifact, an output that was cut for the next layer (:mod:`outcrop.inference.input_cut`).
+
+    Args:
+        blocks: Of each block how many nodes it has, and its parts, float32.
+
+    Raises:
+        FormatError: ``graph``, of which they are made, was replaced meanwhile.
+    """
+    with manifests.publishing(out) as folder, torch.no_grad():
+        writer = ArrayWriter(runtime, folder, COLUMNS, "float32")
+        for count, parts in blocks:
+            for part in parts:
+                writer.append(part.reshape(-1))
+            runtime.progress.advance("infer", count)
+        manifest = Manifest(FORMAT, VERSION, {COLUMNS: writer.finish()}, {}, config, inputs)
         graph.require_unchanged()
         manifests.write(folder, manifest)
     return manifest

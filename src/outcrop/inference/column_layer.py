@@ -1,9 +1,9 @@
 """One layer computed by columns, as :mod:`outcrop.inference.columns` has planned it.
 
 Three parts follow each other. The input is read in order, and what sources give is kept in memory or written in cuts of
-its columns. For each cut the lists are read in order and added up for the targets, a block of them at a time. Where
-there are several cuts their sums are written, and read again block by block to make the output. In each part one
-thread reads, one computes, and the caller writes.
+its columns, unless the layer before has cut it (:mod:`outcrop.inference.input_cut`). For each cut the lists are read in
+order and added up for the targets, a block of them at a time. Where there are several cuts their sums are written, and
+read again block by block to make the output. In each part one thread reads, one computes, and the caller writes.
 
 Dense products are taken of whole blocks, padded with zeros: results do not depend on how memory was divided.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import shutil
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,10 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outcrop.inference.activations import COLUMNS
 from outcrop.inference.column_sums import ColumnSums, SourceColumns
 from outcrop.inference.columns import READ_AHEAD, ColumnPlan, OwnRows, blocks_of, padded
 from outcrop.inference.edge_counts import Counts
 from outcrop.inference.in_order import PIECE_EDGES, Lists, lists_in_order
+from outcrop.inference.input_cut import TAG, cut_rows, scale_of, widths_of
 from outcrop.inference.inputs import StoredRows
 from outcrop.inference.layerwise import LayerStats
 from outcrop.inference.steps import Step
@@ -41,24 +43,24 @@ from outcrop.store.record import align_page
 T = TypeVar("T")
 Block = tuple[int, int]  # nodes from the first to the one behind the last
 Blocks = Generator[tuple[Block, np.ndarray], None, None]
-_COLUMNS, _SUMS = "columns", "sums"
-_TAG, _READ_TAG = "infer-columns", "infer-block"
+_SUMS = "sums"
+_READ_TAG = "infer-block"
 
 
-def _keep(sums: ColumnSums, of: SourceColumns, x: Tensor, scale: Tensor | None, here: slice) -> list[Tensor]:
-    """Puts what sources give in its place; nothing of it is written."""
+def _keep(sums: ColumnSums, of: SourceColumns, x: Tensor, scale: Tensor | None, here: slice) -> None:
+    """Puts what sources give in its place."""
     of.columns[here] = sums.source(x, scale)
     if of.scores is not None:
         for kept, found in zip(of.scores, sums.scores(x), strict=True):
             kept[:, here] = found
-    return []
 
 
 class ColumnLayer:
     """Computes the layer of a step by columns.
 
     Args:
-        rows: The rows that the step reads; they are closed by who opened them.
+        rows: The rows that the step reads, closed by who opened them; the folder of ``columns.bin`` where the layer
+            before has cut them.
         counts: None where the layer does not scale by degrees.
         scratch: Folder for files that are there until the layer is closed.
     """
@@ -67,19 +69,16 @@ class ColumnLayer:
         self,
         step: Step,
         plan: ColumnPlan,
-        rows: StoredRows,
+        rows: StoredRows | Path,
         counts: Counts | None,
         scratch: Path,
         runtime: Runtime,
     ):
         assert step.layer.columns is not None
         self.graph, self.plan, self._step, self._runtime = step.graph, plan, step, runtime
-        self._sums, self._input, self._counts, self._scratch = step.layer.columns, rows, counts, scratch
-        self._nodes = step.to.target.num_nodes
-        # Widths of what columns.bin has of each block, one after the other.
-        self._widths = [end - begin for begin, end in plan.cuts] if plan.passes > 1 else []
-        self._widths += [1] * (2 * self._sums.heads) if plan.passes > 1 else []
-        self._widths += [self._sums.own_width] if plan.own is OwnRows.STORED else []
+        self._sums, self._counts, self._scratch = step.layer.columns, counts, scratch
+        self._rows = rows
+        self._nodes, self._widths = step.to.target.num_nodes, widths_of(step, plan)
         self.stats = LayerStats(step.index, spans=1, passes=plan.passes)
 
     @property
@@ -94,16 +93,20 @@ class ColumnLayer:
         if self._nodes == 0:
             return
         with ExitStack() as stack:
-            if self.plan.passes > 1 or self._widths:
+            if self.plan.passes > 1 or (self._widths and self.plan.cut is None):
                 with manifests.naming_files(self._scratch):
                     self._scratch.mkdir()
-            scale = self._scale()
+            scale = scale_of(self._step, self._counts, self._runtime)
+            filled = None if self.plan.cut is not None else self._fill(scale)
+            self.stats.rows_by_level[Level.DISK] = self._nodes
+            columns = stack.enter_context(self._opened_columns()) if self._widths else None
             if self.plan.passes == 1:
-                of, own = self._fill(scale)
-                yield from self._outputs_of_one_pass(of, own)
+                if filled is None:
+                    assert columns is not None
+                    filled = self._loaded(columns, 0, 0, self._sums.width, scale, None)[1], None
+                yield from self._outputs_of_one_pass(columns, *filled)
                 return
-            self._fill(scale)
-            columns = stack.enter_context(self._opened(_COLUMNS, sum(self._widths)))
+            assert columns is not None
             writer = ArrayWriter(self._runtime, self._scratch, _SUMS, "float32")
             room: Any = None
             for number, (begin, end) in enumerate(self.plan.cuts):
@@ -115,26 +118,6 @@ class ColumnLayer:
             writer.finish()
             with self._opened(_SUMS, self._sums.width) as sums:
                 yield from self._outputs_of_sums(sums, columns)
-
-    def _scale(self) -> Tensor | None:
-        """Reads what rows are scaled by, of all nodes, padded with zeros."""
-        if not self._step.layer.uses_degrees:
-            return None
-        assert self._counts is not None
-        array = self._counts.array(self._runtime, "degree")
-        try:
-            held = self._runtime.budget.empty(_TAG, 4 * padded(self._nodes))
-            array.read_bytes(0, held[: align_page(4 * self._nodes)])
-        finally:
-            array.close()
-        degree = held.view(np.int32)[: self._nodes]
-        scale = held.view(np.float32)[: self._nodes]
-        step = 1 << 16
-        for start in range(0, self._nodes, step):
-            own = slice(start, start + step)
-            scale[own] = 1 / np.sqrt(degree[own].astype(np.float32) + 1)
-        held.view(np.float32)[self._nodes :] = 0
-        return torch.from_numpy(held.view(np.float32))
 
     # What sources give.
 
@@ -152,16 +135,16 @@ class ColumnLayer:
             x = self._tensor(read)
             here = slice(start, start + len(x))
             by = None if scale is None else scale[here]
-            written = self._cut(x, by) if of is None else _keep(sums, of, x, by, here)
+            if of is not None:
+                _keep(sums, of, x, by, here)
             if held is not None:
                 held[here] = sums.own(x)
-            if plan.own is OwnRows.STORED:
-                written.append(sums.own(x))
+            written = cut_rows(self._step, plan, x, by)
             # They are copies: the buffer is read into again.
             return [part.clone(memory_format=torch.contiguous_format) for part in written]
 
         blocks = [(a, min(a + plan.rows, self._nodes)) for a in range(0, self._nodes, plan.rows)]
-        writer = ArrayWriter(self._runtime, self._scratch, _COLUMNS, "float32") if self._widths else None
+        writer = ArrayWriter(self._runtime, self._scratch, COLUMNS, "float32") if self._widths else None
         with self._runtime.budget.reserve("infer-part", plan.fill_bytes):
             for parts in self._piped(self._input_blocks(blocks), give):
                 for part in parts:
@@ -169,19 +152,10 @@ class ColumnLayer:
                     writer.append(part.numpy().reshape(-1))
         if writer is not None:
             writer.finish()
-        self.stats.rows_by_level[Level.DISK] = self._nodes
         return of or SourceColumns(torch.empty(0), self._runtime.workers), held
 
-    def _cut(self, x: Tensor, scale: Tensor | None) -> list[Tensor]:
-        """Returns what columns.bin has of a block: the cuts, and the scores of heads."""
-        source = self._sums.source(x, scale)
-        found = [source[:, begin:end] for begin, end in self.plan.cuts]
-        if self._sums.heads:
-            found += [score for kind in self._sums.scores(x) for score in kind]
-        return found
-
     def _floats(self, rows: int, width: int) -> Tensor:
-        held = self._runtime.budget.empty(_TAG, 4 * rows * width)
+        held = self._runtime.budget.empty(TAG, 4 * rows * width)
         return torch.from_numpy(held.view(np.float32)).view(rows, width)
 
     def _loaded(
@@ -191,7 +165,7 @@ class ColumnLayer:
         heads, rows = self._sums.heads_of(begin, end), padded(self._nodes)
         if room is None:
             widest = max(b - a + 2 * len(self._sums.heads_of(a, b)) for a, b in self.plan.cuts)
-            room = self._runtime.budget.empty(_TAG, 4 * rows * widest)
+            room = self._runtime.budget.empty(TAG, 4 * rows * widest)
         first = len(self.plan.cuts)
         groups = [number] + [first + kind * self._sums.heads + h for kind in range(2) for h in heads]
         at, found = 0, []
@@ -261,11 +235,11 @@ class ColumnLayer:
 
     # Outputs.
 
-    def _outputs_of_one_pass(self, of: SourceColumns, held: Tensor | None) -> Iterator[np.ndarray]:
+    def _outputs_of_one_pass(
+        self, columns: DiskArray | None, of: SourceColumns, held: Tensor | None
+    ) -> Iterator[np.ndarray]:
         wanted = set(self._wanted_blocks())
-        with ExitStack() as stack:
-            columns = stack.enter_context(self._opened(_COLUMNS, sum(self._widths))) if self._widths else None
-            own_of = stack.enter_context(self._own_rows(columns, of.columns, held))
+        with self._own_rows(columns, of.columns, held) as own_of:
 
             def end(block: Block, sums: Tensor) -> np.ndarray | None:
                 return self._output(block, sums, own_of()) if block in wanted else None
@@ -280,17 +254,21 @@ class ColumnLayer:
 
             def make(item: tuple[Block, np.ndarray]) -> np.ndarray:
                 block, read = item
-                rows = padded(block[1] - block[0])
-                flat, at, parts = torch.from_numpy(read.view(np.float32)), 0, []
-                for begin, end in self.plan.cuts:
-                    parts.append(flat[at : at + rows * (end - begin)].view(rows, end - begin))
-                    at += rows * (end - begin)
-                return self._output(block, torch.cat(parts, 1), own_of())
+                return self._output(block, self._joined(block, read), own_of())
 
             with self._runtime.budget.reserve("infer-part", self.plan.end_bytes):
                 for out in self._piped(self._sum_blocks(file), make):
                     self.stats.rows += len(out)
                     yield out
+
+    def _joined(self, block: Block, read: np.ndarray) -> Tensor:
+        """Returns the cuts of a block, uint8, one after the other, as float32 [n, padded, width]."""
+        rows = padded(block[1] - block[0])
+        flat, at, parts = torch.from_numpy(read.view(np.float32)), 0, []
+        for begin, end in self.plan.cuts:
+            parts.append(flat[at : at + rows * (end - begin)].view(rows, end - begin))
+            at += rows * (end - begin)
+        return torch.cat(parts, 1)
 
     def _output(self, block: Block, sums: Tensor, own: Tensor | None) -> np.ndarray:
         """Returns the output of the targets of a block that are wanted."""
@@ -318,6 +296,16 @@ class ColumnLayer:
         elif self.plan.own is OwnRows.INPUT:
             with closing(self._input_blocks(blocks)) as read:
                 yield lambda: self._sums.own(self._tensor(next(read)[1]))
+        elif self.plan.own is OwnRows.CUTS:
+            assert columns is not None
+            of_row = sum(self._widths)
+
+            def submit_cuts(block: Block, room: np.ndarray) -> Reads:
+                offset, length = 4 * block[0] * of_row, 4 * padded(block[1] - block[0]) * self._sums.width
+                return columns.submit(offset, room[:length])
+
+            with closing(self._ahead(blocks, 4 * self.plan.rows * self._sums.width, submit_cuts)) as stored:
+                yield lambda: self._joined(*next(stored))
         elif self.plan.own is OwnRows.STORED:
             assert columns is not None
             width, last = self._sums.own_width, len(self._widths) - 1
@@ -404,18 +392,28 @@ class ColumnLayer:
             yield from pipeline
 
     @contextmanager
-    def _opened(self, name: str, width: int) -> Iterator[DiskArray]:
-        """Opens a file of ``width`` columns of all nodes, padded."""
+    def _opened(self, name: str, width: int, folder: Path | None = None) -> Iterator[DiskArray]:
+        """Opens a file of ``width`` columns of all nodes, padded, in ``folder``, None: of this layer alone."""
         count = padded(self._nodes) * width
         array = DiskArray(
             self._runtime,
-            self._scratch,
+            folder or self._scratch,
             ArraySpec(f"{name}.bin", "float32", (count,), 4, 0, align_page(4 * count)),
         )
         try:
             yield array
         finally:
             array.close()
+
+    def _opened_columns(self) -> AbstractContextManager[DiskArray]:
+        """Opens ``columns.bin``, of this layer or of the one before."""
+        folder = self._rows if isinstance(self._rows, Path) else None
+        return self._opened(COLUMNS, sum(self._widths), folder)
+
+    @property
+    def _input(self) -> StoredRows:
+        assert isinstance(self._rows, StoredRows)
+        return self._rows
 
     def _tensor(self, rows: np.ndarray) -> Tensor:
         """Returns input rows, float32."""

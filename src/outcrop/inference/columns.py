@@ -3,12 +3,14 @@
 Neighbor lists are gone over in order, with columns of what all sources give in memory. Where all columns fit, a layer
 reads its input once and its lists once, and writes its output. Where they do not, the input is read once and written
 again, cut into columns (``columns.bin``); for each cut the lists are read once and the sums of all targets written
-(``sums.bin``), which are read in the end to make the output. Every byte of that follows from the sizes of the arrays:
-:func:`plan_columns` counts them before anything is read.
+(``sums.bin``), which are read in the end to make the output. The layer before may cut its output at once
+(:mod:`outcrop.inference.input_cut`): what it gives is then not written as rows and read again. Every byte of that
+follows from the sizes of the arrays: :func:`plan_columns` counts them before anything is read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -41,6 +43,22 @@ class OwnRows(Enum):
     HELD = "in memory"
     STORED = "in columns.bin"
     INPUT = "in the input, which is read again"
+    CUTS = "in columns.bin, whose cuts together are the input"
+
+
+@dataclass(frozen=True)
+class CutAhead:
+    """Counts what a layer needs more where its output is cut for the next one, in place of a file of rows.
+
+    Attributes:
+        memory_bytes: Bytes that cutting works with.
+        bytes_read: Bytes that it reads: what rows are scaled by.
+        disk_bytes: Bytes of the ``columns.bin`` that it writes.
+    """
+
+    memory_bytes: int
+    bytes_read: int
+    disk_bytes: int
 
 
 @dataclass(frozen=True)
@@ -57,7 +75,9 @@ class ColumnPlan:
             the output is made of them; read buffers not counted.
         memory_bytes: Bytes of everything together, at the most.
         bytes_read, bytes_written: What the layer reads and writes, exactly.
-        disk_bytes: Bytes of files that are there until the layer is done, its output not counted.
+        disk_bytes: Bytes of files that are there until the layer is done, its output not counted, nor what the layer
+            before has written.
+        cut: What the layer before needs more, where it has cut the input of this one; None: the input is rows.
     """
 
     cuts: tuple[tuple[int, int], ...]
@@ -73,11 +93,17 @@ class ColumnPlan:
     bytes_read: int
     bytes_written: int
     disk_bytes: int
+    cut: CutAhead | None = None
 
     @property
     def passes(self) -> int:
         """Counts the passes over the lists."""
         return len(self.cuts)
+
+    @property
+    def moved_bytes(self) -> int:
+        """Counts what the layer reads and writes."""
+        return self.bytes_read + self.bytes_written
 
 
 def padded(nodes: int) -> int:
@@ -92,11 +118,22 @@ def blocks_of(step: Step, rows: int) -> list[tuple[int, int]]:
     return [(int(start), min(int(start) + rows, nodes)) for start in starts]
 
 
-def plan_columns(step: Step, memory: int, held_bytes: int = 0) -> ColumnPlan | None:
+def plan_columns(
+    step: Step,
+    memory: int,
+    held_bytes: int = 0,
+    *,
+    cut_before: bool = False,
+    ahead: CutAhead | None = None,
+) -> ColumnPlan | None:
     """Returns how ``step`` is computed by columns within ``memory`` bytes, of which ``held_bytes`` are taken.
 
     None where it cannot be: not one column of all sources fits, or columns need each other, or there are types of nodes
     or edges.
+
+    Args:
+        cut_before: Whether the layer before cuts the input.
+        ahead: What cutting the output for the next layer needs; None: the output is written as rows.
     """
     sums = step.layer.columns
     if sums is None or step.graph.is_typed or step.to.target.num_nodes > _MOST_NODES:
@@ -105,28 +142,49 @@ def plan_columns(step: Step, memory: int, held_bytes: int = 0) -> ColumnPlan | N
     total = memory - held_bytes - _fixed_bytes(memory)
     if not (shape.stored and shape.gapless) or total <= 0:
         return None
-    chunk_bytes = memory_tables.LIST_CHUNK.bytes_of(total)
-    most_edges = max(step.num_edges, default=0)
-    edges = max(min(memory_tables.COLUMN_EDGES.bytes_of(total) // _EDGE_BYTES, most_edges), PIECE_EDGES)
-    allowed = [rows for rows in _BLOCK_ROWS if rows * shape.row_bytes % PAGE_BYTES == 0]
+    layer = _Layer(step, sums, shape, cut_before, ahead)
     for one_pass in (True, False):
-        found: list[ColumnPlan] = []
+        found = layer.plans(total, one_pass)
+        if not one_pass:
+            return next(found, None)
+        # Own rows may fit beside the columns, if blocks are small enough.
+        if (least := min(found, key=lambda one: one.moved_bytes, default=None)) is not None:
+            return least
+    return None
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Holds what plans of a layer depend on; those of :func:`plan_columns`."""
+
+    step: Step
+    sums: ColumnSums
+    shape: InputShape
+    cut_before: bool
+    ahead: CutAhead | None
+
+    @property
+    def nodes(self) -> int:
+        return self.step.to.target.num_nodes
+
+    def plans(self, total: int, one_pass: bool) -> Iterator[ColumnPlan]:
+        """Yields the plans that fit ``total`` bytes, those with larger blocks first."""
+        chunk_bytes = memory_tables.LIST_CHUNK.bytes_of(total)
+        most_edges = max(self.step.num_edges, default=0)
+        edges = max(min(memory_tables.COLUMN_EDGES.bytes_of(total) // _EDGE_BYTES, most_edges), PIECE_EDGES)
+        allowed = [rows for rows in _BLOCK_ROWS if rows * self.shape.row_bytes % PAGE_BYTES == 0]
         # A quarter, or what more the smallest blocks need.
         for most_beside in (memory_tables.COLUMN_BLOCKS.bytes_of(total), total // 2, total):
             for rows in allowed:
-                work = _WorkBytes.of(step, sums, shape, rows, edges, chunk_bytes, one_pass, total)
-                beside = max(work.while_filling, work.while_ending) if one_pass else 0
-                beside = max(beside, work.while_summing)
+                work = _WorkBytes.of(self, rows, edges, chunk_bytes, one_pass, total)
                 apart = max(work.while_filling, work.while_ending)
+                beside = max(work.while_summing, apart if one_pass else 0)
                 if beside > most_beside or apart > total:
                     continue
-                plan = _cut(step, sums, shape, total - beside, one_pass)
-                if plan is None:
+                if (cut := self._cut(total - beside, one_pass)) is None:
                     continue
-                cuts, own, held = plan
-                moved = _transferred(step, sums, shape, cuts, own, rows)
-                most = max(held + beside, apart)
-                one = ColumnPlan(
+                cuts, own, held = cut
+                yield ColumnPlan(
                     cuts,
                     own,
                     rows,
@@ -136,15 +194,91 @@ def plan_columns(step: Step, memory: int, held_bytes: int = 0) -> ColumnPlan | N
                     work.fill,
                     work.sum,
                     work.end,
-                    most,
-                    *moved,
+                    max(held + beside, apart),
+                    *self._moved(cuts, own, rows),
+                    self._cut_needs(cuts, own, rows, work.fill) if self.cut_before else None,
                 )
-                if not one_pass:
-                    return one
-                found.append(one)
-        if found:  # where own rows fit beside the columns, if blocks are small enough
-            return min(found, key=lambda one: one.bytes_read + one.bytes_written)
-    return None
+
+    def _cut(self, resident: int, one_pass: bool) -> tuple[tuple[tuple[int, int], ...], OwnRows, int] | None:
+        """Chooses as few cuts as ``resident`` bytes allow, one where ``one_pass``, and where own rows are found; gives
+        the bytes that are held, too. None: they do not fit.
+        """
+        sums, nodes = self.sums, padded(self.nodes)
+        always = _FLOAT * nodes * self.step.layer.uses_degrees
+        of_column = _FLOAT * max(nodes, 1)
+
+        def bytes_of(cuts: tuple[tuple[int, int], ...]) -> int:
+            return always + of_column * max(b - a + 2 * len(sums.heads_of(a, b)) for a, b in cuts)
+
+        most = sums.width if one_pass else min(max(resident - always, 0) // of_column, sums.width - 1)
+        while most and bytes_of(sums.cuts(most)) > resident:
+            most = 0 if one_pass else most - 1
+        if not most:
+            return None
+        cuts = sums.cuts(most)
+        held = bytes_of(cuts)
+        if (
+            one_pass
+            and not self.cut_before
+            and sums.own_width
+            and not (sums.own_is_input and sums.gives_input)
+        ):
+            of_own = of_column * sums.own_width
+            if held + of_own <= resident:
+                return cuts, OwnRows.HELD, held + of_own
+        return cuts, self._own_rows(one_pass), held
+
+    def _own_rows(self, one_pass: bool) -> OwnRows:
+        """Says where own rows are found that are not held in memory by themselves."""
+        sums, is_source = self.sums, self.sums.own_is_input and self.sums.gives_input
+        if not sums.own_width:
+            return OwnRows.NONE
+        if one_pass and is_source:
+            return OwnRows.SOURCE
+        if self.cut_before:
+            return OwnRows.CUTS if is_source else OwnRows.STORED
+        if not sums.own_is_input and 2 * _FLOAT * sums.own_width < self.shape.row_bytes:
+            return OwnRows.STORED
+        return OwnRows.INPUT
+
+    def _columns_width(self, cuts: Sequence[tuple[int, int]], own: OwnRows) -> int:
+        """Counts the columns of ``columns.bin``; 0: there is no such file."""
+        given = self.sums.width + 2 * self.sums.heads if len(cuts) > 1 or self.cut_before else 0
+        return given + (self.sums.own_width if own is OwnRows.STORED else 0)
+
+    def _cut_needs(self, cuts: Sequence[tuple[int, int]], own: OwnRows, rows: int, fill: int) -> CutAhead:
+        """Counts what the layer before needs to cut the input: a block of it, and what rows are scaled by."""
+        scales, held = self.step.layer.uses_degrees, _FLOAT * padded(self.nodes)
+        return CutAhead(
+            rows * self.shape.row_bytes + fill + held * scales,
+            align_page(_FLOAT * self.nodes) * scales,
+            held * self._columns_width(cuts, own),
+        )
+
+    def _moved(self, cuts: tuple[tuple[int, int], ...], own: OwnRows, rows: int) -> tuple[int, int, int]:
+        """Counts (bytes read, bytes written, bytes of files that this layer writes and that go when it is done)."""
+        step, sums, shape, nodes = self.step, self.sums, self.shape, self.nodes
+        blocks = blocks_of(step, rows)
+        in_blocks = sum(padded(stop - start) for start, stop in blocks)  # rows of the blocks that are wanted
+        read = len(cuts) * topology_bytes(step.graph)
+        if not self.cut_before:
+            read += align_page(nodes * shape.row_bytes)
+        if self.ahead is not None:
+            read += self.ahead.bytes_read
+        if step.layer.uses_degrees:
+            read += align_page(_FLOAT * nodes)
+        if len(cuts) > 1 or self.cut_before:
+            taken = sum(end - begin + 2 * len(sums.heads_of(begin, end)) for begin, end in cuts)
+            read += _FLOAT * padded(nodes) * taken
+        if len(cuts) > 1:
+            read += _FLOAT * in_blocks * sums.width
+        if own in (OwnRows.STORED, OwnRows.CUTS):
+            read += _FLOAT * in_blocks * sums.own_width
+        elif own is OwnRows.INPUT:
+            read += sum(align_page((stop - start) * shape.row_bytes) for start, stop in blocks)
+        columns = 0 if self.cut_before else self._columns_width(cuts, own)
+        disk = _FLOAT * padded(nodes) * (columns + (sums.width if len(cuts) > 1 else 0))
+        return read, disk + (step.output_bytes if self.ahead is None else self.ahead.disk_bytes), disk
 
 
 @dataclass(frozen=True)
@@ -160,23 +294,12 @@ class _WorkBytes:
 
     @classmethod
     def of(
-        cls,
-        step: Step,
-        sums: ColumnSums,
-        shape: InputShape,
-        rows: int,
-        edges: int,
-        chunk_bytes: int,
-        one_pass: bool,
-        total: int,
+        cls, layer: _Layer, rows: int, edges: int, chunk_bytes: int, one_pass: bool, total: int
     ) -> _WorkBytes:
+        step, sums, shape = layer.step, layer.sums, layer.shape
         width, own, out = sums.width, sums.own_width, step.layer.out_dim
         # Of several cuts each has at most what is there for one column of every node, as often as it fits.
-        cut = (
-            width
-            if one_pass
-            else min(total // (_FLOAT * max(padded(step.to.target.num_nodes), 1)) + 1, width)
-        )
+        cut = width if one_pass else min(total // (_FLOAT * max(padded(layer.nodes), 1)) + 1, width)
         own_rooms = READ_AHEAD * rows * max(shape.row_bytes, _FLOAT * own) if own else 0
         given = width + 2 * sums.heads + own
         fill = rows * (shape.widened_bytes + _FLOAT * given * (_IN_FLIGHT + 1))
@@ -188,13 +311,14 @@ class _WorkBytes:
             _LIST_BYTES * _IN_FLIGHT + _FLOAT * ((3 + _IN_FLIGHT) * cut + 8 * sums.heads)
         )
         summing = adding + (end if one_pass else 0)
+        ahead = 0 if layer.ahead is None else layer.ahead.memory_bytes  # while outputs are made
         return cls(
             fill,
             summing,
             end,
-            READ_AHEAD * rows * shape.row_bytes + fill,
-            4 * chunk_bytes + (own_rooms if one_pass else 0) + summing,
-            READ_AHEAD * rows * _FLOAT * width + own_rooms + end,
+            0 if layer.cut_before else READ_AHEAD * rows * shape.row_bytes + fill,
+            4 * chunk_bytes + (own_rooms + ahead if one_pass else 0) + summing,
+            READ_AHEAD * rows * _FLOAT * width + own_rooms + end + ahead,
         )
 
 
@@ -204,61 +328,3 @@ def _fixed_bytes(memory: int) -> int:
         + 2 * memory_tables.INFER_WRITE_BUFFER.bytes_of(memory)
         + memory_tables.SMALL_TABLES_OF_A_LAYER.least
     )
-
-
-def _cut(
-    step: Step, sums: ColumnSums, shape: InputShape, resident: int, one_pass: bool
-) -> tuple[tuple[tuple[int, int], ...], OwnRows, int] | None:
-    """Chooses as few cuts as ``resident`` bytes allow, one where ``one_pass``, and where own rows are found; gives
-    the bytes that are held, too. None: they do not fit.
-    """
-    nodes = padded(step.to.target.num_nodes)
-    always = _FLOAT * nodes * step.layer.uses_degrees
-    of_column = _FLOAT * max(nodes, 1)
-
-    def bytes_of(cuts: tuple[tuple[int, int], ...]) -> int:
-        return always + of_column * max(b - a + 2 * len(sums.heads_of(a, b)) for a, b in cuts)
-
-    most = sums.width if one_pass else min(max(resident - always, 0) // of_column, sums.width - 1)
-    while most and bytes_of(sums.cuts(most)) > resident:
-        most = 0 if one_pass else most - 1
-    if not most:
-        return None
-    cuts = sums.cuts(most)
-    held = bytes_of(cuts)
-    if not sums.own_width:
-        return cuts, OwnRows.NONE, held
-    if one_pass and sums.own_is_input and sums.gives_input:
-        return cuts, OwnRows.SOURCE, held
-    if one_pass and held + of_column * sums.own_width <= resident:
-        return cuts, OwnRows.HELD, held + of_column * sums.own_width
-    if not sums.own_is_input and 2 * _FLOAT * sums.own_width < shape.row_bytes:
-        return cuts, OwnRows.STORED, held
-    return cuts, OwnRows.INPUT, held
-
-
-def _transferred(
-    step: Step,
-    sums: ColumnSums,
-    shape: InputShape,
-    cuts: tuple[tuple[int, int], ...],
-    own: OwnRows,
-    rows: int,
-) -> tuple[int, int, int]:
-    """Counts (bytes read, bytes written, bytes of files that go when the layer is done)."""
-    nodes, blocks = step.to.target.num_nodes, blocks_of(step, rows)
-    in_blocks = sum(padded(stop - start) for start, stop in blocks)  # rows of the blocks that are wanted
-    read = align_page(nodes * shape.row_bytes) + len(cuts) * topology_bytes(step.graph)
-    if step.layer.uses_degrees:
-        read += align_page(_FLOAT * nodes)
-    stored = sums.own_width if own is OwnRows.STORED else 0
-    if len(cuts) > 1:
-        stored += sums.width + 2 * sums.heads
-        taken = sum(end - begin + 2 * len(sums.heads_of(begin, end)) for begin, end in cuts)
-        read += _FLOAT * (padded(nodes) * taken + in_blocks * sums.width)
-    if own is OwnRows.STORED:
-        read += _FLOAT * in_blocks * sums.own_width
-    elif own is OwnRows.INPUT:
-        read += sum(align_page((stop - start) * shape.row_bytes) for start, stop in blocks)
-    disk = _FLOAT * padded(nodes) * (stored + (sums.width if len(cuts) > 1 else 0))
-    return read, disk + step.output_bytes, disk

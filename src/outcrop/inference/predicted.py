@@ -30,7 +30,7 @@ class PredictedBytes:
 def predicted_bytes(task: InferTask, ways: Ways) -> PredictedBytes:
     """Counts what ``ways`` of the steps of ``task`` read, write, and keep until later layers have read it."""
     steps = task.steps
-    sizes = [sum(step.output_bytes for step in layer) for layer in steps]
+    sizes = [sum(map(ways.output_bytes, layer)) for layer in steps]
     scratch = [max((ways.disk_bytes(step) for step in layer), default=0) for layer in steps]
     counts = 0 if ways.counts is None else edge_counts.written_bytes(task.graph, ways.counts)
     output = exporting.output_bytes(task.num_rows, task.out_dim, task.output, task.name_bytes)

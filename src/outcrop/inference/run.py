@@ -10,7 +10,7 @@ import resource
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,12 +24,12 @@ from outcrop.inference import activations, division, edge_counts
 from outcrop.inference import export as exporting
 from outcrop.inference import layerwise as inferring
 from outcrop.inference.column_layer import ColumnLayer
-from outcrop.inference.columns import ColumnPlan
+from outcrop.inference.input_cut import cut_blocks, widths_of
 from outcrop.inference.inputs import InputRows, MadeRows, StoredRows
 from outcrop.inference.predicted import predicted_bytes
 from outcrop.inference.steps import Step
 from outcrop.inference.task import InferTask
-from outcrop.inference.ways import ways_of
+from outcrop.inference.ways import Ways, ways_of
 from outcrop.inference.whole import WholeModel
 from outcrop.loading import session as load
 from outcrop.loading.feeders import SampledStructures
@@ -197,7 +197,7 @@ def _layerwise(task: InferTask, work: Path, report: InferReport, runtime: Runtim
     predicted = predicted_bytes(task, ways)
     report.predicted_bytes_read, report.predicted_bytes_written = predicted.read, predicted.written
     counts = work / "counts"
-    done = _finished(task, work)
+    done = _finished(task, ways, work)
     with manifests.naming_files(work):
         work.mkdir(exist_ok=True)
     _check_space(task.out, predicted.on_disk, work)
@@ -211,7 +211,7 @@ def _layerwise(task: InferTask, work: Path, report: InferReport, runtime: Runtim
         for step in layer:
             if step in missing:
                 opened = None if ways.counts is None else edge_counts.open_counts(counts)
-                _run_step(task, work, step, ways.plan_of(step), opened, report, runtime)
+                _run_step(task, work, step, ways, opened, report, runtime)
         if index and layer[-1] in missing:
             for step in steps[index - 1]:
                 activations.remove(work / step.name)
@@ -251,19 +251,24 @@ def _fits(task: InferTask, limit: int) -> bool:
     return True
 
 
-def _expected(task: InferTask, step: Step) -> tuple[dict, dict[str, str]]:
-    last = step.index == task.depth - 1
-    return activations.expected(task.graph, task.digest, step.what, task.targets() if last else "all")
+def _expected(task: InferTask, step: Step, ways: Ways) -> tuple[dict, dict[str, str]]:
+    last, following = step.index == task.depth - 1, ways.cut_for(step)
+    what = step.what
+    if following is not None:  # another budget cuts otherwise, and computes it again
+        plan = ways.plan_of(following)
+        assert plan is not None
+        what = {"of": what, "widths": widths_of(following, plan), "block_rows": plan.rows}
+    return activations.expected(task.graph, task.digest, what, task.targets() if last else "all")
 
 
-def _finished(task: InferTask, work: Path) -> list[Step]:
+def _finished(task: InferTask, ways: Ways, work: Path) -> list[Step]:
     """Returns the steps whose output is there, or is needed no more, as that of a later layer is there."""
     there = [
         [
             step
             for step in layer
             if manifests.is_current(
-                work / step.name, activations.FORMAT, activations.VERSION, *_expected(task, step)
+                work / step.name, activations.FORMAT, activations.VERSION, *_expected(task, step, ways)
             )
         ]
         for layer in task.steps
@@ -310,29 +315,39 @@ def _run_step(
     task: InferTask,
     work: Path,
     step: Step,
-    plan: ColumnPlan | None,
+    ways: Ways,
     counts: edge_counts.Counts | None,
     report: InferReport,
     runtime: Runtime,
 ) -> None:
     begin, before = time.monotonic(), runtime.io.counters
-    rows = _inputs(task, work, step, runtime)
+    plan = ways.plan_of(step)
+    is_cut = plan is not None and plan.cut is not None
+    rows = {} if is_cut else _inputs(task, work, step, runtime)
     try:
         layer: inferring.ComputedLayer
         if plan is None:
             device = next(task.model.parameters()).device
             layer = inferring.Layer(step, rows, counts, device, runtime, task.id_bytes)
         else:
-            (stored,) = rows.values()
-            assert isinstance(stored, StoredRows)
+            (stored,) = [work / task.steps[step.index - 1][0].name] if is_cut else rows.values()
+            assert isinstance(stored, StoredRows | Path)
             layer = ColumnLayer(step, plan, stored, counts, work / f"{step.name}.columns", runtime)
         try:
             with (
                 runtime.trace.span("infer-layer", layer=step.index),
                 nullcontext() if plan is None else _computing_beside_reading(),
             ):
-                expected = _expected(task, step)
-                inferring.run_layer(layer, work / step.name, *expected, runtime, step.classes)
+                out, expected = work / step.name, _expected(task, step, ways)
+                following = ways.cut_for(step)
+                if following is None:
+                    inferring.run_layer(layer, out, *expected, runtime, step.classes)
+                else:
+                    cutting = ways.plan_of(following)
+                    assert cutting is not None
+                    with closing(layer.outputs()) as found:
+                        blocks = cut_blocks(following, cutting, found, counts, runtime)
+                        activations.write_columns(task.graph, blocks, out, *expected, runtime)
         finally:
             layer.close()
     finally:

@@ -38,6 +38,23 @@ class Ways:
         plan = self.plans[step]
         return 0 if plan is None else plan.disk_bytes
 
+    def cut_for(self, step: Step) -> Step | None:
+        """Returns the step whose input the output of ``step`` is cut for; None: it is written as rows."""
+        steps = self.steps
+        at = steps.index(step) + 1
+        following = self.plans[steps[at]] if at < len(steps) else None
+        return None if following is None or following.cut is None else steps[at]
+
+    def output_bytes(self, step: Step) -> int:
+        """Counts the bytes of the file that the output of ``step`` is written to."""
+        following = self.cut_for(step)
+        if following is None:
+            return step.output_bytes
+        plan = self.plans[following]
+        assert plan is not None
+        assert plan.cut is not None
+        return plan.cut.disk_bytes
+
     def bytes_read(self, graph: Graph) -> int | None:
         """Counts what all steps read, exactly, and counting edges; None where some are computed by spans: that depends
         on which sources each span wants.
@@ -62,8 +79,27 @@ def ways_of(task: InferTask, memory: int) -> Ways:
         plans[step] = _by_columns(step, memory, task.id_bytes) if on_cpu else None
         if plans[step] is None:
             whole = divide(step, memory, task.id_bytes).whole and whole
+    _cut_ahead(plans, memory, task.id_bytes)
     degrees = any(step.layer.uses_degrees for step in plans)
     return Ways(plans, not whole if degrees or not whole else None)
+
+
+def _cut_ahead(plans: dict[Step, ColumnPlan | None], memory: int, id_bytes: int) -> None:
+    """Has layers cut their output for the next one, wherever both then move fewer bytes. Changes ``plans``, which are
+    of steps one after the other: only steps of a graph without types are computed by columns.
+    """
+    steps, ahead = list(plans), None
+    for before, step in zip(steps[-2::-1], steps[:0:-1], strict=True):
+        apart, given = plans[before], plans[step]
+        cut, ahead = plan_columns(step, memory, id_bytes, cut_before=True, ahead=ahead), None
+        if apart is None or given is None or cut is None or cut.cut is None:
+            continue
+        giving = plan_columns(before, memory, id_bytes, ahead=cut.cut)
+        if (
+            giving is not None
+            and giving.moved_bytes + cut.moved_bytes < apart.moved_bytes + given.moved_bytes
+        ):
+            plans[before], plans[step], ahead = giving, cut, cut.cut
 
 
 def _by_columns(step: Step, memory: int, id_bytes: int) -> ColumnPlan | None:
@@ -75,4 +111,4 @@ def _by_columns(step: Step, memory: int, id_bytes: int) -> ColumnPlan | None:
         by_spans = transferred_bytes(step, divide(step, memory, id_bytes))
     except BudgetError:
         return plan
-    return plan if plan.bytes_read + plan.bytes_written <= by_spans else None
+    return plan if plan.moved_bytes <= by_spans else None
