@@ -69,9 +69,13 @@ class Archive:
         with naming(where):
             with self._zip.open(info) as file:
                 read_header(where, file, info.file_size)
-            self._held.enter_context(self._runtime.budget.reserve("import", info.file_size))
+            self.reserve(info.file_size)
             with self._zip.open(info) as file:
                 return np.lib.format.read_array(file, allow_pickle=False)
+
+    def reserve(self, count: int) -> None:
+        """Reserves bytes for as long as ``held`` is open."""
+        self._held.enter_context(self._runtime.budget.reserve("import", count))
 
 
 def open_archive(path: Path, runtime: Runtime, held: ExitStack, split_index: int = 0) -> GraphSource:
@@ -137,7 +141,7 @@ def _matrix(archive: Archive) -> tuple[Csr, bool]:
     word = word.decode("ascii", "replace") if isinstance(word, bytes) else str(word)
     if word == "coo":
         shape, row, column = (archive.read(part) for part in ("shape", "row", "col"))
-        matrix = csr_of_coo(name, shape, row, column, archive.read("data"))
+        matrix = csr_of_coo(name, shape, row, column, archive.read("data"), archive.reserve)
     elif word in ("csr", "csc"):
         shape, indptr, indices = (archive.read(part) for part in ("shape", "indptr", "indices"))
         turned = shape[::-1] if word == "csc" and shape.shape == (2,) else shape

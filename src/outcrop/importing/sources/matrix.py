@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -77,11 +77,22 @@ class Csr:
                 yield block
 
 
-def csr_of_coo(name: str, shape: np.ndarray, row: np.ndarray, column: np.ndarray, data: np.ndarray) -> Csr:
+def csr_of_coo(
+    name: str,
+    shape: np.ndarray,
+    row: np.ndarray,
+    column: np.ndarray,
+    data: np.ndarray,
+    reserve: Callable[[int], object] | None = None,
+) -> Csr:
     """Returns compressed rows of entries in any order; those of the same place stay apart.
+
+    Args:
+        reserve: Reserves the bytes that this takes, once the parts are known to make a matrix; None: who calls has.
 
     Raises:
         FormatError: The parts do not make a matrix.
+        BudgetError: ``reserve`` has not so much.
     """
     if row.ndim != 1 or row.shape != column.shape or row.dtype.kind not in "iu" or shape.shape != (2,):
         raise FormatError(f"{name}: row and col must be lists of integers of the same length")
@@ -89,6 +100,8 @@ def csr_of_coo(name: str, shape: np.ndarray, row: np.ndarray, column: np.ndarray
         raise FormatError(f"{name}: row {int(row.max())} is outside 0 to {int(shape[0]) - 1}")
     if data.shape != row.shape:
         raise FormatError(f"{name}: {data.shape} values for {len(row)} indices")
+    if reserve is not None:
+        reserve(_sorting_bytes(int(shape[0]), row, column, data))
     order = np.argsort(row, kind="stable")
     indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=int(shape[0])))]).astype(np.int64)
     return Csr(name, shape, indptr, column[order], data[order])
@@ -107,7 +120,14 @@ def transposed_bytes(matrix: Csr) -> int:
     of rows.
     """
     assert matrix.data is not None
-    return len(matrix.indices) * (3 * 8 + matrix.data.itemsize) + 4 * 8 * (matrix.columns + 1)
+    numbers = np.empty(0, np.int64)
+    of_rows = len(matrix.indices) * numbers.itemsize
+    return of_rows + _sorting_bytes(matrix.columns, matrix.indices, numbers, matrix.data)
+
+
+def _sorting_bytes(rows: int, row: np.ndarray, column: np.ndarray, data: np.ndarray) -> int:
+    """Counts the bytes of entries sorted by row: an order, columns, values, and counts of rows."""
+    return len(row) * (8 + column.itemsize + data.itemsize) + 4 * 8 * (rows + 1)
 
 
 def matrix_edges(
