@@ -122,7 +122,8 @@ void softmaxes_of(const PaddedRows& rows, const SourceTable& table, const Target
     const auto stop = static_cast<size_t>(lists.rowptr[t + 1]);
     while (at < stop) {
       size_t n = 0;
-      for (; at < stop && n < kChunk; ++at) {
+      // Loops count here, too: a list in pieces of whole chunks has the chunks of the whole list.
+      for (const size_t until = std::min(stop, at + kChunk); at < until; ++at) {
         if (at + kAhead < edges) {
           const int32_t coming = lists.col[at + kAhead];
           rows.fetch(coming);

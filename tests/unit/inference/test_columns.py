@@ -246,6 +246,22 @@ def test_what_is_read_and_written_is_predicted(
     assert (read, written) == (plan.bytes_read, plan.bytes_written) == counted(graph, step, plan)
 
 
+@pytest.mark.parametrize("name", ["gcn", "gat"])
+def test_a_hub_with_loops_gives_the_same_bits_in_pieces(graphs: Any, tmp_path: Path, name: str) -> None:
+    """Loops are dropped, and a long list comes whole or in pieces, as the budget has it."""
+    graph, edges = graphs[1024, "float32"]
+    hub = np.bincount(edges[1]).argmax()
+    assert ((edges[0] == hub) & (edges[1] == hub)).any()
+    step, memory = one_step(graph, name, 8), 1_166_088
+    top, plan = plan_columns(step, 256 << 20), plan_columns(step, memory)
+    assert top is not None
+    assert plan is not None
+    assert plan.edges < np.bincount(edges[1]).max() < top.edges
+    want, *_ = computed(graph, step, top, 256 << 20, tmp_path)
+    found, *_ = computed(graph, step, plan, memory, tmp_path)
+    assert found.tobytes() == want.tobytes()
+
+
 @pytest.mark.parametrize(
     ("name", "hidden", "nodes", "memory", "passes", "own"),
     [
