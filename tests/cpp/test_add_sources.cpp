@@ -18,11 +18,14 @@ struct Case {
   int32_t first;
   bool without_loops;
   std::vector<int32_t> rowptr{0}, col;
-  std::vector<float> table, source, target;
+  std::vector<float> table, source, target;  // scores: [heads, nodes]
+  std::vector<float> with_scores;            // the table with those of sources behind the columns
+  std::vector<float> of_targets;             // [heads, targets]
 
-  SourceTable sources() const { return {table.data(), nodes, width}; }
+  SourceTable sources() const { return {table.data(), nodes, width, width}; }
+  SourceTable scored() const { return {with_scores.data(), nodes, width, width + heads}; }
   TargetLists lists() const { return {rowptr.data(), col.data(), targets, first, without_loops}; }
-  HeadScores scores() const { return {source.data(), target.data(), heads, kSlope}; }
+  HeadScores scores() const { return {of_targets.data(), heads, kSlope}; }
 };
 
 std::vector<float> floats(std::mt19937& draw, size_t count) {
@@ -50,6 +53,16 @@ Case random_case(std::mt19937& draw, size_t width, size_t heads, size_t longest)
   made.table = floats(draw, made.nodes * made.width);
   made.source = floats(draw, made.nodes * heads);
   made.target = floats(draw, made.nodes * heads);
+  for (size_t n = 0; n < made.nodes; ++n) {
+    const auto row = made.table.begin() + static_cast<std::ptrdiff_t>(n * made.width);
+    made.with_scores.insert(made.with_scores.end(), row, row + static_cast<std::ptrdiff_t>(made.width));
+    for (size_t h = 0; h < heads; ++h) made.with_scores.push_back(made.source[h * made.nodes + n]);
+  }
+  made.with_scores.shrink_to_fit();
+  for (size_t h = 0; h < heads; ++h)
+    for (size_t t = 0; t < made.targets; ++t)
+      made.of_targets.push_back(made.target[h * made.nodes + static_cast<size_t>(made.first) + t]);
+  made.of_targets.shrink_to_fit();
   return made;
 }
 
@@ -86,8 +99,8 @@ TEST(AddSources, a_table_without_columns_or_rows_adds_nothing) {
   WorkerPool workers(2);
   const std::vector<int32_t> rowptr{0, 0}, col;
   std::vector<float> sums{7};
-  add_sources({nullptr, 0, 1}, {rowptr.data(), col.data(), 0, 0, false}, sums.data(), workers);
-  add_sources({nullptr, 5, 0}, {rowptr.data(), col.data(), 1, 0, false}, sums.data(), workers);
+  add_sources({nullptr, 0, 1, 1}, {rowptr.data(), col.data(), 0, 0, false}, sums.data(), workers);
+  add_sources({nullptr, 5, 0, 0}, {rowptr.data(), col.data(), 1, 0, false}, sums.data(), workers);
   EXPECT_EQ(sums, std::vector<float>{7});
 }
 
@@ -112,6 +125,21 @@ Totals begun(const Case& made) {
   return totals;
 }
 
+TEST(AddSources, begins_with_the_edge_from_itself) {
+  std::mt19937 draw(4);
+  WorkerPool workers(3);
+  for (size_t round = 0; round < 40; ++round) {
+    const Case made = random_case(draw, 1 + round % 20, 1 + round % 4, 0);
+    const Totals want = begun(made);
+    Totals found = want;
+    for (std::vector<float>* part : {&found.largest, &found.mass, &found.total})
+      std::fill(part->begin(), part->end(), 7.0f);
+    begin_softmax(made.scored(), static_cast<size_t>(made.first), made.targets, made.scores(), found.out(),
+                  workers);
+    EXPECT_TRUE(found == want);
+  }
+}
+
 TEST(AddSources, equals_the_softmax_of_all_scores) {
   std::mt19937 draw(2);
   WorkerPool one(1), three(3);
@@ -119,8 +147,8 @@ TEST(AddSources, equals_the_softmax_of_all_scores) {
     const size_t heads = 1 + draw() % 4, each = 1 + round % 70;
     const Case made = random_case(draw, each, heads, 1300);
     Totals found = begun(made), again = found;
-    add_sources_by_softmax(made.sources(), made.lists(), made.scores(), found.out(), three);
-    add_sources_by_softmax(made.sources(), made.lists(), made.scores(), again.out(), one);
+    add_sources_by_softmax(made.scored(), made.lists(), made.scores(), found.out(), three);
+    add_sources_by_softmax(made.scored(), made.lists(), made.scores(), again.out(), one);
     EXPECT_TRUE(found == again);
     for (size_t t = 0; t < made.targets; ++t) {
       const size_t own = static_cast<size_t>(made.first) + t;
@@ -155,25 +183,29 @@ TEST(AddSources, equals_the_softmax_of_all_scores) {
 TEST(AddSources, pieces_of_a_list_change_nothing) {
   std::mt19937 draw(3);
   WorkerPool workers(1);
-  Case made = random_case(draw, 9, 2, 0);
-  made.targets = 1, made.first = 0, made.without_loops = false;
-  made.col.resize(4096 + 512 + 77);
-  for (int32_t& source : made.col) source = static_cast<int32_t>(draw() % made.nodes);
-  made.rowptr = {0, static_cast<int32_t>(made.col.size())};
-  Totals whole = begun(made), pieces = whole;
-  std::vector<float> sum(made.width), sum_of_pieces(made.width);
-  add_sources(made.sources(), made.lists(), sum.data(), workers);
-  add_sources_by_softmax(made.sources(), made.lists(), made.scores(), whole.out(), workers);
-  for (size_t at = 0; at < made.col.size();) {
-    const size_t n = std::min<size_t>(at == 0 ? 512 : 4096, made.col.size() - at);
-    const std::vector<int32_t> rowptr{0, static_cast<int32_t>(n)};
-    const TargetLists piece{rowptr.data(), made.col.data() + at, 1, 0, false};
-    add_sources(made.sources(), piece, sum_of_pieces.data(), workers);
-    add_sources_by_softmax(made.sources(), piece, made.scores(), pieces.out(), workers);
-    at += n;
+  for (const bool without_loops : {false, true}) {
+    Case made = random_case(draw, 9, 2, 0);
+    made.targets = 1, made.first = 0, made.without_loops = without_loops;
+    made.col.resize(4096 + 512 + 77);
+    for (int32_t& source : made.col)
+      source = draw() % 3 == 0 ? 0 : static_cast<int32_t>(draw() % made.nodes);  // many loops
+    made.rowptr = {0, static_cast<int32_t>(made.col.size())};
+    made.of_targets = {made.target[0], made.target[made.nodes]};
+    Totals whole = begun(made), pieces = whole;
+    std::vector<float> sum(made.width), sum_of_pieces(made.width);
+    add_sources(made.sources(), made.lists(), sum.data(), workers);
+    add_sources_by_softmax(made.scored(), made.lists(), made.scores(), whole.out(), workers);
+    for (size_t at = 0; at < made.col.size();) {
+      const size_t n = std::min<size_t>(at == 0 ? 512 : 4096, made.col.size() - at);
+      const std::vector<int32_t> rowptr{0, static_cast<int32_t>(n)};
+      const TargetLists piece{rowptr.data(), made.col.data() + at, 1, 0, without_loops};
+      add_sources(made.sources(), piece, sum_of_pieces.data(), workers);
+      add_sources_by_softmax(made.scored(), piece, made.scores(), pieces.out(), workers);
+      at += n;
+    }
+    EXPECT_EQ(sum, sum_of_pieces);
+    EXPECT_TRUE(whole == pieces);
   }
-  EXPECT_EQ(sum, sum_of_pieces);
-  EXPECT_TRUE(whole == pieces);
 }
 
 }  // namespace

@@ -25,27 +25,31 @@ using Vector = float __attribute__((vector_size(kLanes * sizeof(float)), aligned
 // Rows of a table, each of which may be read in whole vectors: the last ones are copied to where that leads nowhere.
 class PaddedRows {
  public:
-  explicit PaddedRows(const SourceTable& table) : data_(table.data), width_(table.width) {
-    const size_t behind = std::min(table.rows, (kLanes - 1 + table.width - 1) / table.width);
+  explicit PaddedRows(const SourceTable& table) : data_(table.data), stride_(table.stride) {
+    const size_t behind = std::min(table.rows, (kLanes - 1 + table.width - 1) / stride_);
     inside_ = table.rows - behind;
-    last_.resize(behind * table.width + kLanes);
-    std::copy(data_ + inside_ * width_, data_ + table.rows * width_, last_.begin());
+    last_.resize(behind * stride_ + kLanes);
+    std::copy(data_ + inside_ * stride_, data_ + table.rows * stride_, last_.begin());
   }
   const float* row(int32_t source) const {
     const auto at = static_cast<size_t>(source);
-    return at < inside_ ? data_ + at * width_ : last_.data() + (at - inside_) * width_;
+    return at < inside_ ? data_ + at * stride_ : last_.data() + (at - inside_) * stride_;
   }
   void fetch(int32_t source) const {
-    const auto* at = reinterpret_cast<const char*>(data_ + static_cast<size_t>(source) * width_);
-    const size_t bytes = width_ * sizeof(float);
+    const auto* at = reinterpret_cast<const char*>(data_ + static_cast<size_t>(source) * stride_);
+    const size_t bytes = stride_ * sizeof(float);
     for (size_t line = 0; line < std::min(bytes, kAheadLines * kLine); line += kLine)
       __builtin_prefetch(at + line);
     __builtin_prefetch(at + std::min(bytes, kAheadLines * kLine) - 1);
   }
+  void fetch_with_scores(int32_t source) const {
+    fetch(source);
+    __builtin_prefetch(data_ + (static_cast<size_t>(source) + 1) * stride_ - 1);
+  }
 
  private:
   const float* data_;
-  size_t width_, inside_ = 0;
+  size_t stride_, inside_ = 0;
   std::vector<float> last_;
 };
 
@@ -117,28 +121,21 @@ void softmaxes_of(const PaddedRows& rows, const SourceTable& table, const Target
   int32_t sources[kChunk];
   float weights[kChunk];
   for (size_t t = begin; t < end; ++t) {
-    const int32_t own = lists.first + static_cast<int32_t>(t), but = lists.without_loops ? own : -1;
+    const int32_t but = lists.without_loops ? lists.first + static_cast<int32_t>(t) : -1;
     auto at = static_cast<size_t>(lists.rowptr[t]);
     const auto stop = static_cast<size_t>(lists.rowptr[t + 1]);
     while (at < stop) {
       size_t n = 0;
       // Loops count here, too: a list in pieces of whole chunks has the chunks of the whole list.
       for (const size_t until = std::min(stop, at + kChunk); at < until; ++at) {
-        if (at + kAhead < edges) {
-          const int32_t coming = lists.col[at + kAhead];
-          rows.fetch(coming);
-          for (size_t h = 0; h < scores.heads; ++h)
-            __builtin_prefetch(scores.source + h * table.rows + static_cast<size_t>(coming));
-        }
+        if (at + kAhead < edges) rows.fetch_with_scores(lists.col[at + kAhead]);
         sources[n] = lists.col[at];
         n += lists.col[at] != but;
       }
       for (size_t h = 0; h < scores.heads; ++h) {
-        const float* source = scores.source + h * table.rows;
-        const float target = scores.target[h * table.rows + static_cast<size_t>(own)];
+        const float target = scores.target[h * lists.targets + t];
         for (size_t i = 0; i < n; ++i) {
-          const float sum = source[static_cast<size_t>(sources[i])] + target;
-          weights[i] = sum > 0 ? sum : sum * scores.slope;
+          weights[i] = scores.of_edge(rows.row(sources[i])[table.width + h], target);
         }
         // Whole vectors: what is behind the last edge counts for nothing.
         const size_t whole = (n + kSumLanes - 1) / kSumLanes * kSumLanes;
@@ -162,10 +159,9 @@ void softmaxes_of(const PaddedRows& rows, const SourceTable& table, const Target
 }
 
 template <class Body>
-void by_targets(const TargetLists& lists, WorkerPool& workers, const Body& body) {
-  workers.run((lists.targets + kGrain - 1) / kGrain, [&](size_t block, unsigned) {
-    body(block * kGrain, std::min(lists.targets, (block + 1) * kGrain));
-  });
+void by_targets(size_t targets, WorkerPool& workers, const Body& body) {
+  workers.run((targets + kGrain - 1) / kGrain,
+              [&](size_t block, unsigned) { body(block * kGrain, std::min(targets, (block + 1) * kGrain)); });
 }
 
 }  // namespace
@@ -173,15 +169,30 @@ void by_targets(const TargetLists& lists, WorkerPool& workers, const Body& body)
 void add_sources(const SourceTable& table, const TargetLists& lists, float* sums, WorkerPool& workers) {
   if (table.width == 0 || table.rows == 0) return;
   const PaddedRows rows(table);
-  by_targets(lists, workers,
+  by_targets(lists.targets, workers,
              [&](size_t begin, size_t end) { sums_of(rows, table.width, lists, begin, end, sums); });
+}
+
+void begin_softmax(const SourceTable& table, size_t first, size_t targets, const HeadScores& scores,
+                   const SoftmaxTotals& totals, WorkerPool& workers) {
+  by_targets(targets, workers, [&](size_t begin, size_t end) {
+    for (size_t t = begin; t < end; ++t) {
+      const float* row = table.data + (first + t) * table.stride;
+      for (size_t h = 0; h < scores.heads; ++h) {
+        totals.largest[t * scores.heads + h] =
+            scores.of_edge(row[table.width + h], scores.target[h * targets + t]);
+        totals.mass[t * scores.heads + h] = 1;
+      }
+      std::copy(row, row + table.width, totals.total + t * table.width);
+    }
+  });
 }
 
 void add_sources_by_softmax(const SourceTable& table, const TargetLists& lists, const HeadScores& scores,
                             const SoftmaxTotals& totals, WorkerPool& workers) {
   if (table.rows == 0 || scores.heads == 0) return;
   const PaddedRows rows(table);
-  by_targets(lists, workers,
+  by_targets(lists.targets, workers,
              [&](size_t begin, size_t end) { softmaxes_of(rows, table, lists, scores, totals, begin, end); });
 }
 

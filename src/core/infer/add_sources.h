@@ -9,10 +9,11 @@
 
 namespace outcrop {
 
-// Columns of what all sources give, row by row.
+// Columns of what all sources give, row by row; behind the columns of a row there may be scores.
 struct SourceTable {
   const float* data = nullptr;
-  size_t rows = 0, width = 0;
+  size_t rows = 0, width = 0;  // columns
+  size_t stride = 0;           // floats of a row
 };
 
 // The lists of consecutive targets, the first of which is node `first`; sources are rows of a table.
@@ -26,11 +27,17 @@ struct TargetLists {
 // sums[t] += sum of the rows of the sources of target t. sums: [targets, width].
 void add_sources(const SourceTable& table, const TargetLists& lists, float* sums, WorkerPool& workers);
 
-// Scores [heads, rows] of all nodes as sources and as targets; that of an edge is the leaky ReLU of their sum.
+// Scores of targets, [heads, targets]; those of sources lie behind the columns of their rows, one for each head. That of
+// an edge is the leaky ReLU of their sum.
 struct HeadScores {
-  const float *source = nullptr, *target = nullptr;
+  const float* target = nullptr;
   size_t heads = 0;
   float slope = 0;  // below zero
+
+  float of_edge(float of_source, float of_target) const {
+    const float sum = of_source + of_target;
+    return sum > 0 ? sum : sum * slope;
+  }
 };
 
 // Of each target: the largest score so far and the sum of exp(score - largest), [targets, heads] each, and the sum of
@@ -38,6 +45,10 @@ struct HeadScores {
 struct SoftmaxTotals {
   float *largest = nullptr, *mass = nullptr, *total = nullptr;
 };
+
+// Begins the totals of targets from node `first` on with the edge of each from itself.
+void begin_softmax(const SourceTable& table, size_t first, size_t targets, const HeadScores& scores,
+                   const SoftmaxTotals& totals, WorkerPool& workers);
 
 // Adds the sources of each target to its totals. The columns of the table are those of its heads, equally many each.
 void add_sources_by_softmax(const SourceTable& table, const TargetLists& lists, const HeadScores& scores,

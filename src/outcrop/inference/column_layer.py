@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from outcrop.inference.activations import COLUMNS
-from outcrop.inference.column_sums import ColumnSums, SourceColumns
-from outcrop.inference.columns import READ_AHEAD, ColumnPlan, OwnRows, blocks_of, padded
+from outcrop.inference.column_sums import SourceColumns
+from outcrop.inference.columns import READ_AHEAD, SCORE_BLOCKS, ColumnPlan, OwnRows, blocks_of, padded
 from outcrop.inference.edge_counts import Counts
 from outcrop.inference.in_order import PIECE_EDGES, Lists, lists_in_order
 from outcrop.inference.input_cut import TAG, cut_rows, scale_of, widths_of
@@ -47,12 +47,9 @@ _SUMS = "sums"
 _READ_TAG = "infer-block"
 
 
-def _keep(sums: ColumnSums, of: SourceColumns, x: Tensor, scale: Tensor | None, here: slice) -> None:
-    """Puts what sources give in its place."""
-    of.columns[here] = sums.source(x, scale)
-    if of.scores is not None:
-        for kept, found in zip(of.scores, sums.scores(x), strict=True):
-            kept[:, here] = found
+def _held(scores: Tensor) -> Callable[[int, int], Tensor]:
+    """Returns what gives scores [heads, num_nodes], which are in memory."""
+    return lambda first, stop: scores[:, first:stop].contiguous()
 
 
 class ColumnLayer:
@@ -124,10 +121,11 @@ class ColumnLayer:
     def _fill(self, scale: Tensor | None) -> tuple[SourceColumns, Tensor | None]:
         """Reads the input, and keeps or writes what sources give. Returns what is kept, and own rows."""
         sums, plan, rows = self._sums, self.plan, padded(self._nodes)
-        of: SourceColumns | None = None
+        of, scores = SourceColumns(torch.empty(0), self._runtime.workers), torch.empty(0)
         if plan.passes == 1:
-            scores = (self._floats(sums.heads, rows), self._floats(sums.heads, rows)) if sums.heads else None
-            of = SourceColumns(self._floats(rows, sums.width), self._runtime.workers, scores, scale)
+            scores = self._floats(sums.heads, rows)
+            columns = self._floats(rows, sums.width + sums.heads)
+            of = SourceColumns(columns, self._runtime.workers, _held(scores) if sums.heads else None, scale)
         held = self._floats(rows, sums.own_width) if plan.own is OwnRows.HELD else None
 
         def give(item: tuple[Block, np.ndarray]) -> list[Tensor]:
@@ -135,8 +133,9 @@ class ColumnLayer:
             x = self._tensor(read)
             here = slice(start, start + len(x))
             by = None if scale is None else scale[here]
-            if of is not None:
-                _keep(sums, of, x, by, here)
+            if plan.passes == 1:
+                (of.columns[here],) = sums.given(x, by, plan.cuts)
+                scores[:, here] = sums.target_scores(x)
             if held is not None:
                 held[here] = sums.own(x)
             written = cut_rows(self._step, plan, x, by)
@@ -152,7 +151,7 @@ class ColumnLayer:
                     writer.append(part.numpy().reshape(-1))
         if writer is not None:
             writer.finish()
-        return of or SourceColumns(torch.empty(0), self._runtime.workers), held
+        return of, held
 
     def _floats(self, rows: int, width: int) -> Tensor:
         held = self._runtime.budget.empty(TAG, 4 * rows * width)
@@ -161,25 +160,44 @@ class ColumnLayer:
     def _loaded(
         self, file: DiskArray, number: int, begin: int, end: int, scale: Tensor | None, room: Any
     ) -> tuple[Any, SourceColumns]:
-        """Reads the columns of a cut, and the scores of its heads, into ``room``, which is made for the widest cut."""
-        heads, rows = self._sums.heads_of(begin, end), padded(self._nodes)
+        """Reads a cut into ``room``, which is made for the widest."""
+        rows, widths = padded(self._nodes), self._widths[: self.plan.passes]
         if room is None:
-            widest = max(b - a + 2 * len(self._sums.heads_of(a, b)) for a, b in self.plan.cuts)
-            room = self._runtime.budget.empty(TAG, 4 * rows * widest)
-        first = len(self.plan.cuts)
-        groups = [number] + [first + kind * self._sums.heads + h for kind in range(2) for h in heads]
-        at, found = 0, []
-        for group in groups:
-            width = self._widths[group]
-            size = 4 * rows * width
-            self._read_group(file, group, 0, self._nodes, room[at : at + size]).wait()
-            found.append(torch.from_numpy(room[at : at + size].view(np.float32)).view(rows, width))
-            at += size
-        if not heads:
-            return room, SourceColumns(found[0], self._runtime.workers, None, scale)
-        both = torch.from_numpy(room[4 * rows * self._widths[number] : at].view(np.float32))
-        source, target = both.view(2, len(heads), rows)
-        return room, SourceColumns(found[0], self._runtime.workers, (source, target), scale)
+            room = self._runtime.budget.empty(TAG, 4 * rows * max(widths))
+        out = room[: 4 * rows * widths[number]]
+        self._read_group(file, number, 0, self._nodes, out).wait()
+        columns = torch.from_numpy(out.view(np.float32)).view(rows, widths[number])
+        heads, scores = self._sums.heads_of(begin, end), None
+        if heads and self.plan.passes == 1:
+            held = self._floats(len(heads), rows)
+            self._read_scores(file, heads, 0, self._nodes, held)
+            scores = _held(held)
+        elif heads:
+            scores = self._scores_by_blocks(file, heads)
+        return room, SourceColumns(columns, self._runtime.workers, scores, scale)
+
+    def _read_scores(self, file: DiskArray, heads: range, start: int, stop: int, out: Tensor) -> None:
+        """Reads, float32 [heads, padded], the scores that nodes ``start:stop`` have as targets."""
+        for head, of_head in zip(heads, out.numpy(), strict=True):
+            group = self.plan.passes + head
+            self._read_group(
+                file, group, start, stop, of_head.view(np.uint8)[: 4 * padded(stop - start)]
+            ).wait()
+
+    def _scores_by_blocks(self, file: DiskArray, heads: range) -> Callable[[int, int], Tensor]:
+        """Returns what gives scores as targets, which are read for many blocks of targets at a time."""
+        size, there = SCORE_BLOCKS * self.plan.sum_rows, -1
+        held = self._floats(len(heads), size)
+
+        def scores(first: int, stop: int) -> Tensor:
+            nonlocal there
+            start = first // size * size
+            if start != there:
+                self._read_scores(file, heads, start, min(start + size, self._nodes), held)
+                there = start
+            return held[:, first - start : stop - start].contiguous()
+
+        return scores
 
     def _read_group(self, file: DiskArray, group: int, start: int, stop: int, out: np.ndarray) -> Reads:
         """Begins to read what columns.bin has, in one group, of nodes ``start:stop``, padded; ``start`` begins a

@@ -12,12 +12,12 @@ fetched while those before them are added.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import outcrop._core as _core
@@ -30,16 +30,17 @@ class SourceColumns:
     """Holds columns of what all sources give.
 
     Attributes:
-        columns: float32 [num_nodes, columns].
+        columns: float32 [num_nodes, columns + heads]: behind the columns of a source the scores that it has as a
+            source, of the heads that the columns are of, so that one place in memory has all that an edge needs.
         workers: Threads that add up.
-        scores: float32 [heads, num_nodes] each: of sources and of targets, of the heads that the columns are of; None
-            where the layer has none.
+        target_scores: Returns, float32 [heads, n], the scores as targets of nodes from the first to the one behind the
+            last; None where the layer has none.
         scale: float32 [num_nodes], 1 / sqrt(degree + 1), for GCN only.
     """
 
     columns: Tensor
     workers: _core.WorkerPool
-    scores: tuple[Tensor, Tensor] | None = None
+    target_scores: Callable[[int, int], Tensor] | None = None
     scale: Tensor | None = None
 
 
@@ -72,9 +73,14 @@ class ColumnSums(ABC):
     def source(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         """Returns what sources give, float32 [n, width], of their rows and, for GCN only, their ``scale`` [n]."""
 
-    def scores(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns, float32 [heads, n] each, the scores of rows as sources and as targets."""
-        raise NotImplementedError
+    def given(self, x: Tensor, scale: Tensor | None, cuts: Sequence[tuple[int, int]]) -> list[Tensor]:
+        """Returns what :attr:`SourceColumns.columns` has of rows, for each of ``cuts`` float32 [n, columns + heads]."""
+        source = self.source(x, scale)
+        return [source[:, begin:end] for begin, end in cuts]
+
+    def target_scores(self, x: Tensor) -> Tensor:
+        """Returns, float32 [heads, n], the scores of rows as targets."""
+        return x.new_empty(0, len(x))
 
     def own(self, x: Tensor) -> Tensor:
         """Returns what targets keep of their own rows, float32 [n, own_width]."""
@@ -232,21 +238,37 @@ class _Gat(ColumnSums):
     def source(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         return x @ self._weight.t()
 
-    def scores(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        source, target = ((x @ vectors.t()).t().contiguous() for vectors in self._vectors)
-        return source, target
+    def given(self, x: Tensor, scale: Tensor | None, cuts: Sequence[tuple[int, int]]) -> list[Tensor]:
+        source, scores = self.source(x), x @ self._vectors[0].t()
+        heads = [self.heads_of(begin, end) for begin, end in cuts]
+        return [
+            torch.cat([source[:, begin:end], scores[:, of.start : of.stop]], 1)
+            for (begin, end), of in zip(cuts, heads, strict=True)
+        ]
+
+    def target_scores(self, x: Tensor) -> Tensor:
+        return (x @ self._vectors[1].t()).t().contiguous()
 
     def begin(self, of: SourceColumns, first: int, count: int) -> _SoftmaxTotals:
         """Begins with the edge of each target from itself."""
-        own = slice(first, first + count)
-        assert of.scores is not None
-        source, target = of.scores
-        scores = F.leaky_relu(source[:, own] + target[:, own], self._conv.negative_slope).t().contiguous()
-        return _SoftmaxTotals(scores, torch.ones_like(scores), of.columns[own].clone())
+        assert of.target_scores is not None
+        target, columns = of.target_scores(first, first + count), of.columns
+        scores, mass = columns.new_empty(count, len(target)), columns.new_empty(count, len(target))
+        sums = _SoftmaxTotals(scores, mass, columns.new_empty(count, columns.shape[1] - len(target)))
+        _core.begin_softmax(
+            of.workers,
+            columns.numpy(),
+            first,
+            target.numpy(),
+            self._conv.negative_slope,
+            sums.largest.numpy(),
+            sums.mass.numpy(),
+            sums.total.numpy(),
+        )
+        return sums
 
     def add(self, sums: _SoftmaxTotals, of: SourceColumns, first: int, rowptr: Tensor, col: Tensor) -> None:
-        assert of.scores is not None
-        source, target = of.scores
+        assert of.target_scores is not None
         _core.add_sources_by_softmax(
             of.workers,
             of.columns.numpy(),
@@ -254,8 +276,7 @@ class _Gat(ColumnSums):
             rowptr.numpy(),
             col.numpy(),
             self.drops_loops,
-            source.numpy(),
-            target.numpy(),
+            of.target_scores(first, first + len(rowptr) - 1).numpy(),
             self._conv.negative_slope,
             sums.largest.numpy(),
             sums.mass.numpy(),

@@ -31,6 +31,7 @@ READ_AHEAD = 4  # blocks in memory: two that are being read, one that waits, one
 _IN_FLIGHT = 3  # what a thread makes: one in the making, one that waits, one in use
 _LIST_BYTES = 16  # of a target, where its list begins: read, cut and computed with
 _EDGE_BYTES = 16  # of an edge while its list is cut
+SCORE_BLOCKS = 8  # of targets that are summed up together, whose scores are read at a time
 _SUM_BLOCKS = 4  # blocks that are summed up at a time, where their outputs are not made at once
 _MOST_NODES = (1 << 31) - 1
 
@@ -208,7 +209,8 @@ class _Layer:
         of_column = _FLOAT * max(nodes, 1)
 
         def bytes_of(cuts: tuple[tuple[int, int], ...]) -> int:
-            return always + of_column * max(b - a + 2 * len(sums.heads_of(a, b)) for a, b in cuts)
+            targets = sums.heads if one_pass else 0  # scores as targets, which else are read as they are used
+            return always + of_column * (targets + max(self._row_width(a, b) for a, b in cuts))
 
         most = sums.width if one_pass else min(max(resident - always, 0) // of_column, sums.width - 1)
         while most and bytes_of(sums.cuts(most)) > resident:
@@ -228,6 +230,10 @@ class _Layer:
                 return cuts, OwnRows.HELD, held + of_own
         return cuts, self._own_rows(one_pass), held
 
+    def _row_width(self, begin: int, end: int) -> int:
+        """Counts what a row of a cut has: its columns, and a score for each of their heads."""
+        return end - begin + len(self.sums.heads_of(begin, end))
+
     def _own_rows(self, one_pass: bool) -> OwnRows:
         """Says where own rows are found that are not held in memory by themselves."""
         sums, is_source = self.sums, self.sums.own_is_input and self.sums.gives_input
@@ -243,7 +249,9 @@ class _Layer:
 
     def _columns_width(self, cuts: Sequence[tuple[int, int]], own: OwnRows) -> int:
         """Counts the columns of ``columns.bin``; 0: there is no such file."""
-        given = self.sums.width + 2 * self.sums.heads if len(cuts) > 1 or self.cut_before else 0
+        given = 0
+        if len(cuts) > 1 or self.cut_before:
+            given = sum(self._row_width(begin, end) for begin, end in cuts) + self.sums.heads
         return given + (self.sums.own_width if own is OwnRows.STORED else 0)
 
     def _cut_needs(self, cuts: Sequence[tuple[int, int]], own: OwnRows, rows: int, fill: int) -> CutAhead:
@@ -268,7 +276,7 @@ class _Layer:
         if step.layer.uses_degrees:
             read += align_page(_FLOAT * nodes)
         if len(cuts) > 1 or self.cut_before:
-            taken = sum(end - begin + 2 * len(sums.heads_of(begin, end)) for begin, end in cuts)
+            taken = sum(self._row_width(a, b) + len(sums.heads_of(a, b)) for a, b in cuts)
             read += _FLOAT * padded(nodes) * taken
         if len(cuts) > 1:
             read += _FLOAT * in_blocks * sums.width
@@ -302,7 +310,8 @@ class _WorkBytes:
         cut = width if one_pass else min(total // (_FLOAT * max(padded(layer.nodes), 1)) + 1, width)
         own_rooms = READ_AHEAD * rows * max(shape.row_bytes, _FLOAT * own) if own else 0
         given = width + 2 * sums.heads + own
-        fill = rows * (shape.widened_bytes + _FLOAT * given * (_IN_FLIGHT + 1))
+        copies = _IN_FLIGHT + (2 if sums.heads else 1)  # scores are put behind columns
+        fill = rows * (shape.widened_bytes + _FLOAT * given * copies)
         end = rows * (
             step.layer.cost.row + shape.widened_bytes + _FLOAT * (width + own + out * (_IN_FLIGHT + 1))
         )
@@ -311,13 +320,14 @@ class _WorkBytes:
             _LIST_BYTES * _IN_FLIGHT + _FLOAT * ((3 + _IN_FLIGHT) * cut + 8 * sums.heads)
         )
         summing = adding + (end if one_pass else 0)
+        of_targets = 0 if one_pass else SCORE_BLOCKS * _SUM_BLOCKS * rows * _FLOAT * sums.heads
         ahead = 0 if layer.ahead is None else layer.ahead.memory_bytes  # while outputs are made
         return cls(
             fill,
             summing,
             end,
             0 if layer.cut_before else READ_AHEAD * rows * shape.row_bytes + fill,
-            4 * chunk_bytes + (own_rooms + ahead if one_pass else 0) + summing,
+            4 * chunk_bytes + (own_rooms + ahead if one_pass else of_targets) + summing,
             READ_AHEAD * rows * _FLOAT * width + own_rooms + end + ahead,
         )
 

@@ -1,5 +1,6 @@
 """Input rows of a layer cut into columns, as ``columns.bin`` has them: blocks of nodes one after the other, in each the
-cuts of what sources give, then the scores of heads, then own rows where they are kept there.
+cuts of what sources give, each with the scores of its heads behind its columns, then scores as targets, head by head,
+then own rows where they are kept there.
 
 A layer that is computed in several passes over the lists cuts its input itself, or the layer before cuts each block of
 its output as soon as that is made: rows are then neither written nor read again.
@@ -27,7 +28,7 @@ def widths_of(step: Step, plan: ColumnPlan) -> list[int]:
     """Returns the widths of what ``columns.bin`` has of each block; none where there is no such file."""
     sums = step.layer.columns
     assert sums is not None
-    given = [end - begin for begin, end in plan.cuts] + [1] * (2 * sums.heads)
+    given = [end - begin + len(sums.heads_of(begin, end)) for begin, end in plan.cuts] + [1] * sums.heads
     own = [sums.own_width] if plan.own is OwnRows.STORED else []
     return (given if plan.passes > 1 or plan.cut is not None else []) + own
 
@@ -63,9 +64,7 @@ def cut_rows(step: Step, plan: ColumnPlan, x: Tensor, scale: Tensor | None) -> l
     assert sums is not None
     found: list[Tensor] = []
     if plan.passes > 1 or plan.cut is not None:
-        source = sums.source(x, scale)
-        found += [source[:, begin:end] for begin, end in plan.cuts]
-        found += [score for kind in sums.scores(x) for score in kind] if sums.heads else []
+        found += [*sums.given(x, scale, plan.cuts), *sums.target_scores(x)]
     return found + ([sums.own(x)] if plan.own is OwnRows.STORED else [])
 
 

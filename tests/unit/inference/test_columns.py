@@ -42,13 +42,16 @@ def in_cuts(
         row, col = row[loopless], col[loopless]
     order = np.argsort(row, kind="stable")
     rowptr = np.append(0, np.cumsum(np.bincount(row, minlength=len(x))))
-    source, scores = sums.source(x, scale), sums.scores(x) if sums.heads else None
+    cuts, scores = sums.cuts(most), sums.target_scores(x)
     parts = []
-    for begin, end in sums.cuts(most):
+    for (begin, end), given_rows in zip(cuts, sums.given(x, scale, cuts), strict=True):
         assert 0 < end - begin <= most
-        heads = list(sums.heads_of(begin, end))
-        of_heads = None if scores is None else (scores[0][heads].contiguous(), scores[1][heads].contiguous())
-        of = SourceColumns(source[:, begin:end].contiguous(), workers, of_heads, scale)
+        of_heads = scores[list(sums.heads_of(begin, end))]
+
+        def scores_of(first: int, stop: int, of_heads: torch.Tensor = of_heads) -> torch.Tensor:
+            return of_heads[:, first:stop].contiguous()
+
+        of = SourceColumns(given_rows.contiguous(), workers, scores_of if sums.heads else None, scale)
         found = []
         for first in range(0, len(x), at_a_time):
             ptr = rowptr[first : first + at_a_time + 1]
@@ -155,6 +158,11 @@ def pages(offsets: np.ndarray, each: int) -> set[int]:
     return {page for at in offsets.tolist() for page in range(at // PAGE, (at + each - 1) // PAGE + 1)}
 
 
+def heads_within(heads: int, begin: int, end: int) -> list[int]:
+    """The heads, of 8 columns each, that columns ``begin:end`` are of."""
+    return [h for h in range(heads) if set(range(begin, end)) & set(range(h * 8, h * 8 + 8))]
+
+
 def counted(graph: Graph, step: Step, plan: ColumnPlan) -> tuple[int, int]:
     """Counts (bytes read, bytes written), page by page of each file, row by row."""
     nodes, row_bytes, layer = graph.num_nodes, graph.spec("features").stride_bytes, step.layer
@@ -164,8 +172,12 @@ def counted(graph: Graph, step: Step, plan: ColumnPlan) -> tuple[int, int]:
     blocks = {node // plan.rows for node in (every if step.wanted is None else step.wanted).tolist()}
     of_wanted = np.array([node for node in every.tolist() if node // plan.rows in blocks])
     filled = -(-nodes // 1024) * 1024  # rows of files of columns
-    # columns.bin: blocks of rows, of each the cuts, the scores of heads, and own rows, one after the other.
-    groups = [end - begin for begin, end in plan.cuts] + [1] * (2 * sums.heads) if plan.passes > 1 else []
+    # columns.bin: blocks of rows, of each the cuts with the scores of their heads, the scores of targets, head by head,
+    # and own rows, one after the other.
+    groups = []
+    if plan.passes > 1:
+        groups = [end - begin + len(heads_within(sums.heads, begin, end)) for begin, end in plan.cuts]
+        groups += [1] * sums.heads
     groups += [sums.own_width] if plan.own is OwnRows.STORED else []
 
     def of_group(group: int, only: set[int]) -> int:
@@ -184,10 +196,9 @@ def counted(graph: Graph, step: Step, plan: ColumnPlan) -> tuple[int, int]:
         if plan.passes == 1:
             continue
         read += of_group(number, every_block)
-        for head in range(sums.heads):
-            if set(range(begin, end)) & set(range(head * 8, head * 8 + 8)):  # hidden 16 of two heads
-                read += of_group(plan.passes + head, every_block)
-                read += of_group(plan.passes + sums.heads + head, every_block)
+        read += sum(
+            of_group(plan.passes + head, every_block) for head in heads_within(sums.heads, begin, end)
+        )
         # sums.bin: the cuts one after the other, of all rows.
         for block in blocks:
             rows = np.arange(block * plan.rows, min((block + 1) * plan.rows, filled))

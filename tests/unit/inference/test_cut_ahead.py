@@ -60,7 +60,7 @@ def both_ways(
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("memory", "hidden"), [("6MiB", 32), ("8MiB", 48), ("5MiB", 16), (None, 64)])
 @pytest.mark.parametrize("ids", [None, "some"])
-@pytest.mark.quick_cases(8)
+@pytest.mark.quick_cases(5)
 def test_same_bits_and_fewer_bytes(
     made: Made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, memory: str, hidden: int, ids: Any
 ) -> None:
@@ -85,6 +85,20 @@ def test_same_bits_and_fewer_bytes(
             np.load(tmp_path / "cut.npy"), reference(model, x, edges), rtol=1e-3, atol=1e-3
         )
     assert leftovers(tmp_path) == []
+
+
+def check_scores(conv: Any, source: np.ndarray, parts: list[np.ndarray], cuts: Any) -> None:
+    """Behind the columns of a cut are the scores of its heads, and behind all cuts those of targets."""
+    by_head = torch.from_numpy(source).view(len(source), conv.heads, conv.out_channels)
+    as_source, as_target = (
+        (by_head * vector).sum(2).detach().numpy() for vector in (conv.att_src, conv.att_dst)
+    )
+    for part, (begin, end) in zip(parts, cuts, strict=False):
+        heads = sorted({column // conv.out_channels for column in range(begin, end)})
+        found = part.reshape(len(source), -1)[:, end - begin :]
+        np.testing.assert_allclose(found, as_source[:, heads], rtol=1e-4, atol=1e-5)
+    found = np.stack([part.reshape(-1) for part in parts[len(cuts) :]], 1)
+    np.testing.assert_allclose(found, as_target, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -122,8 +136,10 @@ def test_a_cut_is_what_the_layer_would_have_cut(made: Made, tmp_path: Path, name
         scale[:count] = by[first : first + count]
         with torch.no_grad():
             source = sums.source(some, scale).numpy()
-        cut = [part.reshape(filled, -1) for part in parts[: plan.passes]]
+        cut = [part.reshape(filled, -1)[:, : b - a] for part, (a, b) in zip(parts, plan.cuts, strict=False)]
         assert np.array_equal(np.concatenate(cut, 1), source)
+        if name == "gat":
+            check_scores(model.convs[1], source, parts, plan.cuts)
         first += count
 
 
