@@ -226,6 +226,7 @@ TABLES = {
     "epoch-baselines": Table("epoch-baselines.json", modes),
     "epoch-10m": Table("epoch-10m.json", modes, command="outcrop bench epoch --nodes 10000000 --cap 0.21"),
     "papers100m": Table("papers100m.json"),
+    "infer": Table("infer.json"),
     "typed-epoch": Table("typed-epoch.json", modes_and_products),
     "typed-epoch-edge-rows": Table("typed-epoch-edge-rows.json", modes_and_products),
     "typed-models": Table("typed-models.json"),
