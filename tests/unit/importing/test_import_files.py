@@ -474,5 +474,9 @@ def test_entries_in_any_order_are_sorted_within_the_budget(tmp_path: Path) -> No
         sp.save_npz(tmp_path / "m.npz", sp.coo_matrix(([1.0], ([1], [2])), (rows, rows)))
         with pytest.raises(BudgetError, match="import"):
             run(f"npz:{tmp_path / 'm.npz'}", memory="64MiB")
+    none = np.zeros(0, np.int32)
+    np.savez(tmp_path / "m.npz", format=b"coo", shape=[-3, -3], row=none, col=none, data=np.zeros(0))
+    with pytest.raises(FormatError, match=r"the shape \[-3, -3\] is not two sizes"):
+        run(f"npz:{tmp_path / 'm.npz'}")
     sp.save_npz(tmp_path / "m.npz", sp.coo_matrix(([1.0], ([1], [2])), (10**5, 10**5)))
     assert run(f"npz:{tmp_path / 'm.npz'}", memory="64MiB").num_nodes == 10**5

@@ -88,14 +88,17 @@ def csr_of_coo(
     """Returns compressed rows of entries in any order; those of the same place stay apart.
 
     Args:
-        reserve: Reserves the bytes that this takes, once the parts are known to make a matrix; None: who calls has.
+        reserve: Reserves the bytes that this takes, once the parts are known to make a matrix; None: who calls has, or
+            it is memory of the caller, as with objects of its own.
 
     Raises:
         FormatError: The parts do not make a matrix.
         BudgetError: ``reserve`` has not so much.
     """
-    if row.ndim != 1 or row.shape != column.shape or row.dtype.kind not in "iu" or shape.shape != (2,):
+    if row.ndim != 1 or row.shape != column.shape or row.dtype.kind not in "iu":
         raise FormatError(f"{name}: row and col must be lists of integers of the same length")
+    if shape.shape != (2,) or shape.dtype.kind not in "iu" or (shape < 0).any():
+        raise FormatError(f"{name}: the shape {shape.tolist()} is not two sizes")
     if len(row) and (int(row.min()) < 0 or int(row.max()) >= int(shape[0])):
         raise FormatError(f"{name}: row {int(row.max())} is outside 0 to {int(shape[0]) - 1}")
     if data.shape != row.shape:
@@ -126,8 +129,10 @@ def transposed_bytes(matrix: Csr) -> int:
 
 
 def _sorting_bytes(rows: int, row: np.ndarray, column: np.ndarray, data: np.ndarray) -> int:
-    """Counts the bytes of entries sorted by row: an order, columns, values, and counts of rows."""
-    return len(row) * (8 + column.itemsize + data.itemsize) + 4 * 8 * (rows + 1)
+    """Counts the bytes of entries sorted by row: an order, columns and values or, before, numbers of rows of 8 bytes,
+    and counts of rows.
+    """
+    return len(row) * (8 + max(column.itemsize + data.itemsize, 8)) + 4 * 8 * (rows + 1)
 
 
 def matrix_edges(
