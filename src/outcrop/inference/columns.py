@@ -309,7 +309,9 @@ class _WorkBytes:
         # Of several cuts each has at most what is there for one column of every node, as often as it fits.
         cut = width if one_pass else min(total // (_FLOAT * max(padded(layer.nodes), 1)) + 1, width)
         own_rooms = READ_AHEAD * rows * max(shape.row_bytes, _FLOAT * own) if own else 0
-        given = width + 2 * sums.heads + own
+        # Behind each cut are scores of its heads, which several cuts may share.
+        scores = 0 if not sums.heads else sums.heads + (sums.heads if one_pass else width)
+        given = width + scores + own
         copies = _IN_FLIGHT + (2 if sums.heads else 1)  # scores are put behind columns
         fill = rows * (shape.widened_bytes + _FLOAT * given * copies)
         end = rows * (
