@@ -65,14 +65,20 @@ class BatchBuffer:
         """Gives the memory back."""
 
 
-def decoded_bytes(x_bytes: int, file: RowFile | None) -> int:
-    """Counts the bytes of the values of all rows that a buffer of ``x_bytes`` has room for, whole pages; 0 where they
-    are used as they lie.
-    """
-    if file is None or not file.decoded_bytes:
-        return 0
-    rows = max(x_bytes - 2 * PAGE_BYTES, 0) // file.row_bytes  # as feeders.room_bytes has it
-    return -(-rows * file.decoded_bytes // PAGE_BYTES) * PAGE_BYTES
+def values_bytes(rows: int, file: RowFile | None) -> int:
+    """Counts the bytes of a buffer for the values of ``rows`` rows, whole pages; 0 where they are used as they lie."""
+    return 0 if file is None else _whole_pages(rows * file.decoded_bytes)
+
+
+def _whole_pages(count: int) -> int:
+    return -(-count // PAGE_BYTES) * PAGE_BYTES
+
+
+def _with_some_more(count: int) -> int:
+    """Rounds up to whole pages, and to a multiple of about an eighth."""
+    pages = -(-count // PAGE_BYTES)
+    step = 1 << max(pages.bit_length() - 4, 0)
+    return -(-pages // step) * step * PAGE_BYTES
 
 
 class RowRoom:
@@ -80,42 +86,49 @@ class RowRoom:
     not depend on which buffer grows.
 
     Args:
+        rows: Rows whose values each buffer has room for.
         file: Rows that are decoded on the CPU: each buffer has room for the values too. None: they are not.
 
     Attributes:
         x_bytes: Bytes in each buffer for rows as they lie on disk.
+        values_bytes: Bytes in each buffer for the values of rows that are decoded.
     """
 
-    def __init__(self, runtime: Runtime, count: int, x_bytes: int, file: RowFile | None = None):
-        self._runtime, self._count, self._file = runtime, count, file
+    def __init__(
+        self, runtime: Runtime, count: int, x_bytes: int, rows: int = 0, file: RowFile | None = None
+    ):
+        self._runtime, self._count, self.file = runtime, count, file
         self._held: list[_core.Reservation] = []
         self._buffers = _core.Budget.create(rehearsal=runtime.rehearsal is not None)  # counted by this room
-        self.x_bytes = 0
-        self._reserve(x_bytes)
+        self.x_bytes = self.values_bytes = 0
+        self._reserve(_whole_pages(x_bytes), values_bytes(rows, file))
 
-    def _reserve(self, x_bytes: int) -> None:
-        x_bytes = -(-x_bytes // PAGE_BYTES) * PAGE_BYTES
-        more = x_bytes - self.x_bytes, decoded_bytes(x_bytes, self._file) - self.values_bytes
-        for tag, count in zip(("batch-rows", "decoded-rows"), more, strict=True):
-            if count:
-                self._held.append(self._runtime.budget.reserve(tag, self._count * count))
-        self.x_bytes = x_bytes
+    def _reserve(self, x_bytes: int, values: int) -> None:
+        """Reserves both or, where there is not so much, nothing."""
+        found: list[_core.Reservation] = []
+        try:
+            for tag, more in (
+                ("batch-rows", x_bytes - self.x_bytes),
+                ("decoded-rows", values - self.values_bytes),
+            ):
+                if more:
+                    found.append(self._runtime.budget.reserve(tag, self._count * more))
+        except BudgetError:
+            for held in found:
+                held.release()
+            raise
+        self._held += found
+        self.x_bytes, self.values_bytes = x_bytes, values
 
-    @property
-    def values_bytes(self) -> int:
-        """Counts the bytes in each buffer for the values of rows that are decoded."""
-        return decoded_bytes(self.x_bytes, self._file)
-
-    def grow(self, x_bytes: int) -> None:
-        """Makes room for buffers of ``x_bytes``, and up to an eighth more, so that they grow seldom.
+    def grow(self, x_bytes: int, rows: int) -> None:
+        """Makes room for ``x_bytes``, and for the values of ``rows`` rows, and up to an eighth more of what grows, so
+        that buffers grow seldom.
 
         Raises:
             BudgetError: There is not so much.
         """
-        if x_bytes > self.x_bytes:
-            pages = -(-x_bytes // PAGE_BYTES)
-            step = 1 << max(pages.bit_length() - 4, 0)
-            self._reserve(-(-pages // step) * step * PAGE_BYTES)
+        wanted = ((x_bytes, self.x_bytes), (values_bytes(rows, self.file), self.values_bytes))
+        self._reserve(*(_with_some_more(count) if count > there else there for count, there in wanted))
 
     def empty(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns a buffer for rows as they lie on disk, and one for their values, both uint8, page-aligned."""
@@ -148,10 +161,14 @@ class RowBuffer:
             self.pinned = in_place(x)
         return x
 
-    def make_room(self, x_bytes: int) -> None:
-        """Grows ``x`` where the size of batches is not known ahead; what it held is lost."""
-        if len(self.x) < x_bytes:
-            self._room.grow(x_bytes)
+    def has(self, x_bytes: int, rows: int) -> bool:
+        """Tells whether it has room for ``x_bytes``, which are ``rows`` rows, and for what is decoded of them."""
+        return x_bytes <= len(self.x) and values_bytes(rows, self._room.file) <= len(self.values)
+
+    def make_room(self, x_bytes: int, rows: int) -> None:
+        """Grows where the size of batches is not known ahead, as :meth:`has` has it; what it held is lost."""
+        if not self.has(x_bytes, rows):
+            self._room.grow(x_bytes, rows)
             self.release()
             self.x = self.values = _NOTHING
             self.x = self._allocate()
@@ -290,6 +307,7 @@ def host_pool(
     *,
     gpu: Gpu | None = None,
     files: Sequence[RowFile] | None = None,
+    rows: Sequence[int] | None = None,
 ) -> BufferPool[HostBuffer]:
     """Makes ``count`` buffers in host memory.
 
@@ -297,9 +315,11 @@ def host_pool(
         row_bytes: Bytes for the rows of each row file; 0: they grow.
         files: The row files, whose rows the CPU decodes where there is no GPU; None: whoever leases a buffer uses the
             rows as they lie.
+        rows: Rows of each whose values have room; None: they grow.
     """
     decoded = [None] * len(row_bytes) if files is None or gpu is not None else files
-    rooms = [RowRoom(runtime, count, *of) for of in zip(row_bytes, decoded, strict=True)]
+    rows = [0] * len(row_bytes) if rows is None else rows
+    rooms = [RowRoom(runtime, count, *of) for of in zip(row_bytes, rows, decoded, strict=True)]
     return BufferPool(
         [HostBuffer(runtime, [RowBuffer(room, gpu) for room in rooms], meta_bytes) for _ in range(count)]
     )

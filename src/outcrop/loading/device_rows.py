@@ -34,7 +34,7 @@ class RingRows(RowBuffer):
         self._gpu.fence(self._gpu.stream(self._number)).synchronize()
         return self.pinned
 
-    def make_room(self, x_bytes: int) -> None:
+    def make_room(self, x_bytes: int, rows: int) -> None:
         if len(self.x) < x_bytes:
             self.release()
             self._x_bytes = x_bytes + x_bytes // 8

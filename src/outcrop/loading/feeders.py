@@ -170,7 +170,7 @@ class RowFeeder(InPlace):
 
     def make_room(self, buffer: HostBuffer, num_rows: Sequence[int]) -> None:
         for held, rows, count in zip(buffer.rows, self._rows, num_rows, strict=True):
-            held.make_room(room_bytes(count * rows.row_bytes))
+            held.make_room(room_bytes(count * rows.row_bytes), count)
 
     def read(self, batch: BatchInFlight) -> BatchInFlight:
         graph = batch.graph

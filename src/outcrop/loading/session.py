@@ -419,6 +419,7 @@ def packed_session(
         placement.buffer_meta_bytes,
         gpu=gpu,
         files=files,
+        rows=[one.section(samples).max_rows for one in placement.files],
     )
     host_caches = [read_cache(runtime, packed, f"{one.prefix}host_cache") for one in placement.files]
     first = placement.files[0]
@@ -457,7 +458,7 @@ def make_pool(
     files = graph.row_files
     counts = [0] * len(files) if max_rows is None else max_rows
     row_bytes = [buffer_bytes(file, count) for file, count in zip(files, counts, strict=True)]
-    return host_pool(runtime, buffers, row_bytes, 0, gpu=gpu_named(device.name), files=files)
+    return host_pool(runtime, buffers, row_bytes, 0, gpu=gpu_named(device.name), files=files, rows=counts)
 
 
 def buffer_bytes(file: RowFile, max_rows: int) -> int:

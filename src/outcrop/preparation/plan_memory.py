@@ -11,7 +11,7 @@ import numpy as np
 import outcrop._core as _core
 from outcrop.config import PlanConfig, exact_bytes, least_bytes
 from outcrop.errors import BudgetError
-from outcrop.loading.buffers import decoded_bytes, device_batch_bytes
+from outcrop.loading.buffers import device_batch_bytes, values_bytes
 from outcrop.runtime import memory_tables
 from outcrop.runtime.memory_plan import MemoryPlan, divide
 from outcrop.runtime.pages import PAGE_BYTES
@@ -56,8 +56,8 @@ def divide_host_memory(samples: BatchSizes, config: PlanConfig, files: Sequence[
     most_rows = sum(one.max_rows for one, _ in sections)
     # The record as read (address tables have 8 bytes per cached row), and its arrays decoded (ids widen to 64 bits).
     meta_bytes = record.align_page(samples.max_record_bytes + most_rows * 8 + 24 * (len(files) - 1))
-    values_bytes = sum(map(decoded_bytes, rows_bytes, files))
-    slot = sum(rows_bytes) + values_bytes + 2 * meta_bytes + samples.decoded_bytes
+    values = sum(values_bytes(one.max_rows, of) for (one, _), of in zip(sections, files, strict=True))
+    slot = sum(rows_bytes) + values + 2 * meta_bytes + samples.decoded_bytes
     # Indexes of batches and records, and the buffer through which graphs are read that are not packed.
     of_files = sum(8 * (one.num_runs + 4) + 12 for one, _ in sections)
     of_batch = max((samples.hops + 6) * 32, 8 * (samples.columns + 5) + of_files)
@@ -72,7 +72,7 @@ def divide_host_memory(samples: BatchSizes, config: PlanConfig, files: Sequence[
         return HostMemory(
             config.slots or memory_tables.MOST_BATCH_BUFFERS,
             rows_bytes,
-            values_bytes,
+            values,
             meta_bytes,
             memory_tables.READ_SCRATCH.bytes_of(1 << 62),
             0,
@@ -111,9 +111,9 @@ def divide_host_memory(samples: BatchSizes, config: PlanConfig, files: Sequence[
             f"a memory budget of {exact_bytes(limit)}{of_each} cannot hold {slots} mini-batches of up to {rows_of}; "
             f"the smallest budget that can is {least_bytes(smallest)}{of_each}, or lower --batch-size or --fanouts"
         )
-    overhead = slots * (slot - sum(rows_bytes) - values_bytes) + fixed(limit)
+    overhead = slots * (slot - sum(rows_bytes) - values) + fixed(limit)
     return HostMemory(
-        slots, rows_bytes, values_bytes, meta_bytes, shared_scratch(limit), overhead, left * processes
+        slots, rows_bytes, values, meta_bytes, shared_scratch(limit), overhead, left * processes
     )
 
 

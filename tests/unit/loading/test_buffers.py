@@ -345,10 +345,10 @@ def test_rows_grow_where_the_size_is_not_known(make_runtime):
     runtime = make_runtime(threads=1)
     pool = host_pool(runtime, 1, (0,), 0)
     lease = pool.lease(threading.Event())
-    lease.buffer.rows[0].make_room(10000)
+    lease.buffer.rows[0].make_room(10000, 10)
     grown = lease.buffer.x
     assert len(grown) >= 10000
-    lease.buffer.rows[0].make_room(5000)
+    lease.buffer.rows[0].make_room(5000, 5)
     assert lease.buffer.x is grown
     del grown, lease
     pool.close()
@@ -360,7 +360,7 @@ def test_the_rows_of_a_row_file_grow_by_themselves(make_runtime):
     lease = pool.lease(threading.Event())
     others = [rows.x for rows in lease.buffer.rows[:2]]
     before = runtime.budget.now_bytes
-    lease.buffer.rows[2].make_room(3 * 4096)
+    lease.buffer.rows[2].make_room(3 * 4096, 3)
     assert runtime.budget.now_bytes - before == 2 * 4096  # one page more for each of the two
     assert len(lease.buffer.rows[2].x) == 3 * 4096
     assert all(rows.x is x for rows, x in zip(lease.buffer.rows, others, strict=False))

@@ -13,7 +13,7 @@ import pytest
 
 import outcrop as oc
 from outcrop.errors import BudgetError
-from outcrop.loading.buffers import decoded_bytes, host_pool
+from outcrop.loading.buffers import host_pool, values_bytes
 from outcrop.loading.modes import MODES, Mode
 from outcrop.loading.open import open_session
 from outcrop.preparation.plan_memory import memory_plan
@@ -121,8 +121,24 @@ def test_buffers_grow_with_their_values(made: tuple[Graph, np.ndarray], make_run
     (held,) = next(iter(pool._buffers)).rows
     assert len(held.values) == runtime.budget.now_bytes - before == 0
     for rows in (1, 50, 1000):
-        held.make_room(rows * file.row_bytes + 2 * PAGE_BYTES)
-        assert len(held.values) >= rows * 4 * WIDTH
+        held.make_room(rows * file.row_bytes + 2 * PAGE_BYTES, rows)
+        assert rows * 4 * WIDTH <= len(held.values) <= rows * 4 * WIDTH * 9 / 8 + PAGE_BYTES
         assert runtime.budget.now_bytes - before == 3 * (len(held.x) + len(held.values))
-    assert decoded_bytes(1 << 20, None) == 0
+    assert values_bytes(1000, None) == 0
+    pool.close()
+
+
+def test_room_that_is_refused_is_not_held(made: tuple[Graph, np.ndarray], make_runtime: Make) -> None:
+    """Of rows and values both or nothing: who gives up what is cached and tries again counts nothing twice."""
+    (graph, _), runtime = made, make_runtime("4MiB", threads=1)
+    file = graph.row_file
+    pool = host_pool(runtime, 2, [0], 0, files=[file])
+    (held,) = next(iter(pool._buffers)).rows
+    before, rows = runtime.budget.now_bytes, 1200  # the rows would fit
+    assert 2 * rows * file.row_bytes < runtime.budget.free_bytes < 2 * rows * file.batch_row_bytes
+    for _ in range(3):
+        with pytest.raises(BudgetError, match="decoded-rows"):
+            held.make_room(rows * file.row_bytes, rows)
+        assert runtime.budget.now_bytes == before
+    held.make_room(100 * file.row_bytes, 100)
     pool.close()

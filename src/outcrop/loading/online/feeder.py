@@ -155,19 +155,19 @@ class OnlineFeeder(InPlace):
 
     def make_room(self, buffer: HostBuffer, num_rows: Sequence[int]) -> None:
         for held, rows, count in zip(buffer.rows, self._rows, num_rows, strict=True):
-            self._grow(held, count * rows.row_bytes)
+            self._grow(held, count * rows.row_bytes, count)
 
-    def _grow(self, held: RowBuffer, rows_bytes: int) -> None:
+    def _grow(self, held: RowBuffer, rows_bytes: int, count: int) -> None:
         """Grows ``held``; what is cached gives way to a batch that is larger than those that were counted."""
         try:
-            held.make_room(room_bytes(rows_bytes))
+            held.make_room(room_bytes(rows_bytes), count)
         except BudgetError:
             if self._defer_cached:  # addresses of cached rows are under way
                 raise
             for rows in self._rows:
                 rows.drop_cache()
             self._sampler.drop_lists()
-            held.make_room(room_bytes(rows_bytes))
+            held.make_room(room_bytes(rows_bytes), count)
 
     def close(self) -> None:
         for rows in self._rows:
@@ -194,7 +194,7 @@ class _RowReads:
     """Holds the rows of one batch that were asked for so far of one row file."""
 
     def __init__(
-        self, rows: HotRows, held: RowBuffer, defer_cached: bool, grow: Callable[[RowBuffer, int], None]
+        self, rows: HotRows, held: RowBuffer, defer_cached: bool, grow: Callable[[RowBuffer, int, int], None]
     ):
         self._rows, self._held, self._defer_cached, self._grow = rows, held, defer_cached, grow
         self._tables: list[AddressTable] = []
@@ -206,7 +206,7 @@ class _RowReads:
     def add(self, ids: np.ndarray) -> None:
         """Asks for the next rows of the section, ids rising."""
         end = self._end + len(ids) * self._rows.row_bytes
-        again = self._make_room(end) if room_bytes(end) > len(self._held.x) else ()
+        again = () if self._has(end) else self._make_room(end)
         for part in (*again, ids):
             self._ask(part)
         self._added.append(ids)
@@ -214,8 +214,8 @@ class _RowReads:
     def add_located(self, num_nodes: int, rows: LocatedRows) -> None:
         """Asks for all rows of the batch, which a GPU has looked up: their addresses are there, and need no table."""
         self._end = num_nodes * self._rows.row_bytes
-        if room_bytes(self._end) > len(self._held.x):
-            self._grow(self._held, self._end)
+        if not self._has(self._end):
+            self._grow(self._held, self._end, num_nodes)
         self._jobs.append(self._rows.submit_located(rows, self._held.x[: self._end]))
         self.levels, self._is_located = rows.levels, True
 
@@ -233,10 +233,14 @@ class _RowReads:
         for level, count in levels.items():
             self.levels[level] = self.levels.get(level, 0) + count
 
+    def _has(self, count: int) -> bool:
+        """Tells whether ``count`` bytes of rows have room."""
+        return self._held.has(room_bytes(count), count // self._rows.row_bytes)
+
     def _make_room(self, count: int) -> list[np.ndarray]:
         """Makes room for a batch that is larger than any before; returns the ids that must be asked for again."""
         self.wait()
-        self._grow(self._held, count)
+        self._grow(self._held, count, count // self._rows.row_bytes)
         self._end, self.levels = 0, {}
         self._tables.clear()
         return self._added

@@ -89,7 +89,7 @@ def open_online(
     most = known or _most_rows(hotness, runtime)
     batch_bytes = _bytes_of(graph, most)
     if pool is None:
-        buffers = memory_tables.BATCH_BUFFERS * batch_bytes
+        buffers = memory_tables.BATCH_BUFFERS * _host_bytes_of(request, most)
         if buffers + index_bytes(num_rows, num_lists) > runtime.budget.free_bytes:
             hotness.close()  # buffers need its memory: nothing is cached
         if runtime.budget.free_bytes < buffers < before:  # and drawing has less
@@ -127,8 +127,15 @@ def _most_rows(hotness: Hotness, runtime: Runtime) -> tuple[int, ...]:
 
 
 def _bytes_of(graph: Graph, rows: Sequence[int]) -> int:
-    """Counts the bytes that so many rows of each row file take in a batch."""
+    """Counts the bytes that so many rows of each row file take in a batch, with their values where it is decoded."""
     return sum(count * file.batch_row_bytes for count, file in zip(rows, graph.row_files, strict=True))
+
+
+def _host_bytes_of(request: SessionRequest, rows: Sequence[int]) -> int:
+    """Counts the same of a buffer in host memory: a GPU decodes into its own."""
+    if gpu_of(resolve(request.device.name)) is None:
+        return _bytes_of(request.graph, rows)
+    return sum(count * file.row_bytes for count, file in zip(rows, request.graph.row_files, strict=True))
 
 
 def _open_streams(request: SessionRequest, by_rings: bool, stripes: Sequence[Path | str]) -> list[RowStream]:
@@ -251,7 +258,9 @@ def _make_pool(
                 runtime, buffers, session.buffer_bytes(graph.row_file, most[0]), gpu, there, device_budget
             )
     buffers = memory_tables.ONLINE_BATCH_BUFFERS
-    if buffers * batch_bytes > memory_tables.THIRD_BUFFER.bytes_of(runtime.budget.free_bytes):
+    if buffers * _host_bytes_of(request, most) > memory_tables.THIRD_BUFFER.bytes_of(
+        runtime.budget.free_bytes
+    ):
         buffers = memory_tables.BATCH_BUFFERS
     return session.make_pool(graph, runtime, buffers=buffers, max_rows=most, device=device)
 
