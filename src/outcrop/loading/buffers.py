@@ -306,20 +306,17 @@ def host_pool(
     meta_bytes: int,
     *,
     gpu: Gpu | None = None,
-    files: Sequence[RowFile] | None = None,
-    rows: Sequence[int] | None = None,
+    values: Sequence[tuple[int, RowFile]] | None = None,
 ) -> BufferPool[HostBuffer]:
     """Makes ``count`` buffers in host memory.
 
     Args:
         row_bytes: Bytes for the rows of each row file; 0: they grow.
-        files: The row files, whose rows the CPU decodes where there is no GPU; None: whoever leases a buffer uses the
-            rows as they lie.
-        rows: Rows of each whose values have room; None: they grow.
+        values: Of how many rows of each row file values have room, 0: it grows, and the file, whose rows the CPU
+            decodes where there is no GPU; None: whoever leases a buffer uses the rows as they lie.
     """
-    decoded = [None] * len(row_bytes) if files is None or gpu is not None else files
-    rows = [0] * len(row_bytes) if rows is None else rows
-    rooms = [RowRoom(runtime, count, *of) for of in zip(row_bytes, rows, decoded, strict=True)]
+    decoded = [(0, None)] * len(row_bytes) if values is None or gpu is not None else values
+    rooms = [RowRoom(runtime, count, size, *of) for size, of in zip(row_bytes, decoded, strict=True)]
     return BufferPool(
         [HostBuffer(runtime, [RowBuffer(room, gpu) for room in rooms], meta_bytes) for _ in range(count)]
     )

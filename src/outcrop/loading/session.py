@@ -418,8 +418,9 @@ def packed_session(
         placement.buffer_rows_bytes,
         placement.buffer_meta_bytes,
         gpu=gpu,
-        files=files,
-        rows=[one.section(samples).max_rows for one in placement.files],
+        values=[
+            (one.section(samples).max_rows, file) for one, file in zip(placement.files, files, strict=True)
+        ],
     )
     host_caches = [read_cache(runtime, packed, f"{one.prefix}host_cache") for one in placement.files]
     first = placement.files[0]
@@ -458,7 +459,14 @@ def make_pool(
     files = graph.row_files
     counts = [0] * len(files) if max_rows is None else max_rows
     row_bytes = [buffer_bytes(file, count) for file, count in zip(files, counts, strict=True)]
-    return host_pool(runtime, buffers, row_bytes, 0, gpu=gpu_named(device.name), files=files, rows=counts)
+    return host_pool(
+        runtime,
+        buffers,
+        row_bytes,
+        0,
+        gpu=gpu_named(device.name),
+        values=list(zip(counts, files, strict=True)),
+    )
 
 
 def buffer_bytes(file: RowFile, max_rows: int) -> int:

@@ -117,7 +117,7 @@ def test_a_plan_counts_the_values_in_its_buffers(
 def test_buffers_grow_with_their_values(made: tuple[Graph, np.ndarray], make_runtime: Make) -> None:
     (graph, _), runtime = made, make_runtime(threads=1)
     file, before = graph.row_file, runtime.budget.now_bytes
-    pool = host_pool(runtime, 3, [0], 0, files=[file])
+    pool = host_pool(runtime, 3, [0], 0, values=[(0, file)])
     (held,) = next(iter(pool._buffers)).rows
     assert len(held.values) == runtime.budget.now_bytes - before == 0
     for rows in (1, 50, 1000):
@@ -132,7 +132,7 @@ def test_room_that_is_refused_is_not_held(made: tuple[Graph, np.ndarray], make_r
     """Of rows and values both or nothing: who gives up what is cached and tries again counts nothing twice."""
     (graph, _), runtime = made, make_runtime("4MiB", threads=1)
     file = graph.row_file
-    pool = host_pool(runtime, 2, [0], 0, files=[file])
+    pool = host_pool(runtime, 2, [0], 0, values=[(0, file)])
     (held,) = next(iter(pool._buffers)).rows
     before, rows = runtime.budget.now_bytes, 1200  # the rows would fit
     assert 2 * rows * file.row_bytes < runtime.budget.free_bytes < 2 * rows * file.batch_row_bytes
