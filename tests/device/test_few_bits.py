@@ -17,7 +17,7 @@ from prepare_support import prepare
 from quantised_reference import FEW_BITS, WRONG_HEADS, any_features, change_row, dequantised
 from run_support import skewed_edges
 
-DEVICE_BYTES = 210 << 10
+DEVICE_BYTES = 270 << 10
 NODES, WIDTH = 600, 129
 
 

@@ -16,7 +16,7 @@ from prepare_support import prepare
 from run_support import skewed_edges
 from sparse_reference import bag_of_words, change_head, mostly_zeros, same_bits
 
-DEVICE_BYTES = 210 << 10
+DEVICE_BYTES = 520 << 10
 NODES, WIDTH = 600, 329
 
 
@@ -47,7 +47,7 @@ def made(request, tmp_path_factory):
     folder, x = tmp_path_factory.mktemp("made"), features(request.param)
     graph = imported(folder / "graph", x)
     assert graph.row_file.decoder is not None
-    options = {"fanouts": (3, 3), "batch_size": 20, "memory": "1600KiB", "disk_space": "700KiB"}
+    options = {"fanouts": (3, 3), "batch_size": 20, "memory": "1900KiB", "disk_space": "700KiB"}
     prepare(graph, folder / "run", **options, gpu_memory=DEVICE_BYTES)
     return graph, folder / "run", x
 

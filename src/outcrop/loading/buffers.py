@@ -105,14 +105,13 @@ class RowRoom:
 
     def _reserve(self, x_bytes: int, values: int) -> None:
         """Reserves both or, where there is not so much, nothing."""
+        wanted = {"batch-rows": x_bytes - self.x_bytes}
+        if values != self.values_bytes:
+            wanted["decoded-rows"] = values - self.values_bytes
         found: list[_core.Reservation] = []
         try:
-            for tag, more in (
-                ("batch-rows", x_bytes - self.x_bytes),
-                ("decoded-rows", values - self.values_bytes),
-            ):
-                if more:
-                    found.append(self._runtime.budget.reserve(tag, self._count * more))
+            for tag, more in wanted.items():
+                found.append(self._runtime.budget.reserve(tag, self._count * more))
         except BudgetError:
             for held in found:
                 held.release()
