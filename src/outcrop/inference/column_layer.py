@@ -26,7 +26,7 @@ from outcrop.inference.column_sums import SourceColumns
 from outcrop.inference.columns import READ_AHEAD, SCORE_BLOCKS, ColumnPlan, OwnRows, blocks_of, padded
 from outcrop.inference.edge_counts import Counts
 from outcrop.inference.in_order import PIECE_EDGES, Lists, lists_in_order
-from outcrop.inference.input_cut import TAG, cut_rows, scale_of, widths_of
+from outcrop.inference.input_cut import TAG, cut_rows, scale_of
 from outcrop.inference.inputs import StoredRows
 from outcrop.inference.layerwise import LayerStats
 from outcrop.inference.steps import Step
@@ -75,7 +75,7 @@ class ColumnLayer:
         self.graph, self.plan, self._step, self._runtime = step.graph, plan, step, runtime
         self._sums, self._counts, self._scratch = step.layer.columns, counts, scratch
         self._rows = rows
-        self._nodes, self._widths = step.to.target.num_nodes, widths_of(step, plan)
+        self._nodes, self._widths = step.to.target.num_nodes, plan.widths
         self.stats = LayerStats(step.index, spans=1, passes=plan.passes)
 
     @property

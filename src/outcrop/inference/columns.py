@@ -69,6 +69,8 @@ class ColumnPlan:
     Attributes:
         cuts: The columns (begin, end) of each pass over the lists.
         own: Where targets find what they keep of their own rows.
+        widths: Columns of what ``columns.bin`` has of each block, one after the other: cuts with the scores of their
+            heads, scores as targets, own rows. Empty where there is no such file.
         rows, sum_rows: Nodes of a block, and of one while sums are made, a multiple.
         edges: Edges of a piece of lists.
         chunk_bytes: Bytes of lists that are read at a time.
@@ -83,6 +85,7 @@ class ColumnPlan:
 
     cuts: tuple[tuple[int, int], ...]
     own: OwnRows
+    widths: tuple[int, ...]
     rows: int
     sum_rows: int
     edges: int
@@ -188,6 +191,7 @@ class _Layer:
                 yield ColumnPlan(
                     cuts,
                     own,
+                    self._widths(cuts, own),
                     rows,
                     rows if one_pass else _SUM_BLOCKS * rows,
                     edges,
@@ -247,12 +251,12 @@ class _Layer:
             return OwnRows.STORED
         return OwnRows.INPUT
 
-    def _columns_width(self, cuts: Sequence[tuple[int, int]], own: OwnRows) -> int:
-        """Counts the columns of ``columns.bin``; 0: there is no such file."""
-        given = 0
+    def _widths(self, cuts: Sequence[tuple[int, int]], own: OwnRows) -> tuple[int, ...]:
+        """Returns what :attr:`ColumnPlan.widths` says."""
+        given: list[int] = []
         if len(cuts) > 1 or self.cut_before:
-            given = sum(self._row_width(begin, end) for begin, end in cuts) + self.sums.heads
-        return given + (self.sums.own_width if own is OwnRows.STORED else 0)
+            given = [self._row_width(begin, end) for begin, end in cuts] + [1] * self.sums.heads
+        return (*given, *([self.sums.own_width] if own is OwnRows.STORED else []))
 
     def _cut_needs(self, cuts: Sequence[tuple[int, int]], own: OwnRows, rows: int, fill: int) -> CutAhead:
         """Counts what the layer before needs to cut the input: a block of it, and what rows are scaled by."""
@@ -260,7 +264,7 @@ class _Layer:
         return CutAhead(
             rows * self.shape.row_bytes + fill + held * scales,
             align_page(_FLOAT * self.nodes) * scales,
-            held * self._columns_width(cuts, own),
+            held * sum(self._widths(cuts, own)),
         )
 
     def _moved(self, cuts: tuple[tuple[int, int], ...], own: OwnRows, rows: int) -> tuple[int, int, int]:
@@ -284,7 +288,7 @@ class _Layer:
             read += _FLOAT * in_blocks * sums.own_width
         elif own is OwnRows.INPUT:
             read += sum(align_page((stop - start) * shape.row_bytes) for start, stop in blocks)
-        columns = 0 if self.cut_before else self._columns_width(cuts, own)
+        columns = 0 if self.cut_before else sum(self._widths(cuts, own))
         disk = _FLOAT * padded(nodes) * (columns + (sums.width if len(cuts) > 1 else 0))
         return read, disk + (step.output_bytes if self.ahead is None else self.ahead.disk_bytes), disk
 

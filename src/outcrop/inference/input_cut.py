@@ -24,15 +24,6 @@ from outcrop.store.record import align_page
 TAG = "infer-columns"
 
 
-def widths_of(step: Step, plan: ColumnPlan) -> list[int]:
-    """Returns the widths of what ``columns.bin`` has of each block; none where there is no such file."""
-    sums = step.layer.columns
-    assert sums is not None
-    given = [end - begin + len(sums.heads_of(begin, end)) for begin, end in plan.cuts] + [1] * sums.heads
-    own = [sums.own_width] if plan.own is OwnRows.STORED else []
-    return (given if plan.passes > 1 or plan.cut is not None else []) + own
-
-
 def scale_of(step: Step, counts: Counts | None, runtime: Runtime) -> Tensor | None:
     """Reads what rows are scaled by, of all nodes, padded with zeros; None where the layer does not scale."""
     if not step.layer.uses_degrees:

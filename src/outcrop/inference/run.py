@@ -24,7 +24,7 @@ from outcrop.inference import activations, division, edge_counts
 from outcrop.inference import export as exporting
 from outcrop.inference import layerwise as inferring
 from outcrop.inference.column_layer import ColumnLayer
-from outcrop.inference.input_cut import cut_blocks, widths_of
+from outcrop.inference.input_cut import cut_blocks
 from outcrop.inference.inputs import InputRows, MadeRows, StoredRows
 from outcrop.inference.predicted import predicted_bytes
 from outcrop.inference.steps import Step
@@ -252,12 +252,10 @@ def _fits(task: InferTask, limit: int) -> bool:
 
 
 def _expected(task: InferTask, step: Step, ways: Ways) -> tuple[dict, dict[str, str]]:
-    last, following = step.index == task.depth - 1, ways.cut_for(step)
-    what = step.what
-    if following is not None:  # another budget cuts otherwise, and computes it again
-        plan = ways.plan_of(following)
-        assert plan is not None
-        what = {"of": what, "widths": widths_of(following, plan), "block_rows": plan.rows}
+    last, what = step.index == task.depth - 1, step.what
+    if (cut := ways.cut_for(step)) is not None:  # another budget cuts otherwise, and computes it again
+        _, plan, _ = cut
+        what = {"of": what, "widths": list(plan.widths), "block_rows": plan.rows}
     return activations.expected(task.graph, task.digest, what, task.targets() if last else "all")
 
 
@@ -339,14 +337,11 @@ def _run_step(
                 nullcontext() if plan is None else _computing_beside_reading(),
             ):
                 out, expected = work / step.name, _expected(task, step, ways)
-                following = ways.cut_for(step)
-                if following is None:
+                if (cut := ways.cut_for(step)) is None:
                     inferring.run_layer(layer, out, *expected, runtime, step.classes)
                 else:
-                    cutting = ways.plan_of(following)
-                    assert cutting is not None
                     with closing(layer.outputs()) as found:
-                        blocks = cut_blocks(following, cutting, found, counts, runtime)
+                        blocks = cut_blocks(cut[0], cut[1], found, counts, runtime)
                         activations.write_columns(task.graph, blocks, out, *expected, runtime)
         finally:
             layer.close()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 
 from outcrop.errors import BudgetError
-from outcrop.inference.columns import ColumnPlan, plan_columns
+from outcrop.inference.columns import ColumnPlan, CutAhead, plan_columns
 from outcrop.inference.division import divide, transferred_bytes
 from outcrop.inference.in_order import topology_bytes
 from outcrop.inference.steps import Step
@@ -38,22 +39,19 @@ class Ways:
         plan = self.plans[step]
         return 0 if plan is None else plan.disk_bytes
 
-    def cut_for(self, step: Step) -> Step | None:
-        """Returns the step whose input the output of ``step`` is cut for; None: it is written as rows."""
-        steps = self.steps
-        at = steps.index(step) + 1
-        following = self.plans[steps[at]] if at < len(steps) else None
-        return None if following is None or following.cut is None else steps[at]
+    def cut_for(self, step: Step) -> tuple[Step, ColumnPlan, CutAhead] | None:
+        """Returns the step whose input the output of ``step`` is cut for, its plan, and what cutting needs; None: it is
+        written as rows.
+        """
+        following = next(islice(self.plans.items(), self.steps.index(step) + 1, None), None)
+        if following is None or following[1] is None or following[1].cut is None:
+            return None
+        return following[0], following[1], following[1].cut
 
     def output_bytes(self, step: Step) -> int:
         """Counts the bytes of the file that the output of ``step`` is written to."""
-        following = self.cut_for(step)
-        if following is None:
-            return step.output_bytes
-        plan = self.plans[following]
-        assert plan is not None
-        assert plan.cut is not None
-        return plan.cut.disk_bytes
+        cut = self.cut_for(step)
+        return step.output_bytes if cut is None else cut[2].disk_bytes
 
     def bytes_read(self, graph: Graph) -> int | None:
         """Counts what all steps read, exactly, and counting edges; None where some are computed by spans: that depends

@@ -19,7 +19,7 @@ from outcrop.inference import run as running
 from outcrop.inference import ways
 from outcrop.inference.columns import OwnRows, plan_columns
 from outcrop.inference.edge_counts import count_edges, open_counts
-from outcrop.inference.input_cut import cut_blocks, widths_of
+from outcrop.inference.input_cut import cut_blocks
 from outcrop.inference.steps import OutputRequest, steps_of
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
@@ -126,10 +126,9 @@ def test_a_cut_is_what_the_layer_would_have_cut(made: Made, tmp_path: Path, name
     by = torch.from_numpy(1 / np.sqrt(degree.astype(np.float32) + 1))
     sums, first = step.layer.columns, 0
     assert sums is not None
-    widths = widths_of(step, plan)
     for count, parts in found:
         filled = -(-count // 1024) * 1024
-        assert [part.size for part in parts] == [filled * one for one in widths]
+        assert [part.size for part in parts] == [filled * one for one in plan.widths]
         some = torch.zeros(filled, width)
         some[:count] = torch.from_numpy(x[first : first + count])
         scale = torch.zeros(filled)
