@@ -104,7 +104,7 @@ def csr_of_coo(
     if data.shape != row.shape:
         raise FormatError(f"{name}: {data.shape} values for {len(row)} indices")
     if reserve is not None:
-        reserve(_sorting_bytes(int(shape[0]), row, column, data))
+        reserve(_sorting_bytes(int(shape[0]), len(row), column.itemsize + data.itemsize))
     order = np.argsort(row, kind="stable")
     indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=int(shape[0])))]).astype(np.int64)
     return Csr(name, shape, indptr, column[order], data[order])
@@ -123,16 +123,15 @@ def transposed_bytes(matrix: Csr) -> int:
     of rows.
     """
     assert matrix.data is not None
-    numbers = np.empty(0, np.int64)
-    of_rows = len(matrix.indices) * numbers.itemsize
-    return of_rows + _sorting_bytes(matrix.columns, matrix.indices, numbers, matrix.data)
+    entries = len(matrix.indices)
+    return 8 * entries + _sorting_bytes(matrix.columns, entries, 8 + matrix.data.itemsize)
 
 
-def _sorting_bytes(rows: int, row: np.ndarray, column: np.ndarray, data: np.ndarray) -> int:
-    """Counts the bytes of entries sorted by row: an order, columns and values or, before, numbers of rows of 8 bytes,
-    and counts of rows.
+def _sorting_bytes(rows: int, entries: int, entry_bytes: int) -> int:
+    """Counts the bytes of entries sorted by row: an order, columns and values (``entry_bytes`` together) or, before,
+    numbers of rows of 8 bytes, and counts of rows.
     """
-    return len(row) * (8 + max(column.itemsize + data.itemsize, 8)) + 4 * 8 * (rows + 1)
+    return entries * (8 + max(entry_bytes, 8)) + 4 * 8 * (rows + 1)
 
 
 def matrix_edges(

@@ -223,8 +223,9 @@ def _sparse_tensor(kind: str, value: Any) -> Csr | None:
     elif len(value.shape) != 2:
         raise FormatError(f"{kind} has shape {tuple(value.shape)}; a matrix is needed")
     elif str(value.layout) == "torch.sparse_coo" and value.sparse_dim() == 2:
-        rows, columns = (_array(kind, ends) for ends in value.coalesce().indices())
-        return csr_of_coo(kind, np.array(value.shape), rows, columns, _array(kind, value.coalesce().values()))
+        value = value.coalesce()
+        rows, columns = (_array(kind, ends) for ends in value.indices())
+        return csr_of_coo(kind, np.array(value.shape), rows, columns, _array(kind, value.values()))
     elif str(value.layout) in ("torch.sparse_csr", "torch.sparse_csc"):
         value = value.to_sparse_csr()
         pointers, columns, values, shape = (
