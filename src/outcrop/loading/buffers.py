@@ -21,6 +21,7 @@ from outcrop.device.gpu import Fence, Gpu
 from outcrop.errors import BudgetError, CancelledError
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
+from outcrop.store.record import align_page
 
 if TYPE_CHECKING:
     import torch
@@ -67,11 +68,7 @@ class BatchBuffer:
 
 def values_bytes(rows: int, file: RowFile | None) -> int:
     """Counts the bytes of a buffer for the values of ``rows`` rows, whole pages; 0 where they are used as they lie."""
-    return 0 if file is None else _whole_pages(rows * file.decoded_bytes)
-
-
-def _whole_pages(count: int) -> int:
-    return -(-count // PAGE_BYTES) * PAGE_BYTES
+    return 0 if file is None else align_page(rows * file.decoded_bytes)
 
 
 def _with_some_more(count: int) -> int:
@@ -101,7 +98,7 @@ class RowRoom:
         self._held: list[_core.Reservation] = []
         self._buffers = _core.Budget.create(rehearsal=runtime.rehearsal is not None)  # counted by this room
         self.x_bytes = self.values_bytes = 0
-        self._reserve(_whole_pages(x_bytes), values_bytes(rows, file))
+        self._reserve(align_page(x_bytes), values_bytes(rows, file))
 
     def _reserve(self, x_bytes: int, values: int) -> None:
         """Reserves both or, where there is not so much, nothing."""

@@ -125,11 +125,11 @@ class _Rows:
 
 @dataclass(frozen=True)
 class _OnCpu:
+    """Stands for a batch whose rows lie in a buffer, with ``rooms`` of that for the values of rows that are decoded."""
+
     batch: MiniBatch
     rows: Sequence[_Rows]
-    rooms: Sequence[
-        np.ndarray
-    ]  # for the values of rows that are decoded: theirs as long as the rows have the buffer
+    rooms: Sequence[np.ndarray]
 
     def take(self) -> MiniBatch:
         if all(one.file.decoder is None for one in self.rows):

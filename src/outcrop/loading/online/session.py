@@ -113,8 +113,7 @@ def open_online(
     if device_budget is not None and device.draws and isinstance(sampler, LiveSampler):
         _cache_where_drawn(sampler, caches[0], gpu_ids)
     # The copy of the targets that may be kept, and the values of rows that are decoded, lie elsewhere.
-    decoded = sum(count * file.decoded_bytes for count, file in zip(most, graph.row_files, strict=True))
-    block_bytes = device_batch - targets - decoded
+    block_bytes = device_batch - targets - _decoded_bytes_of(graph, most)
     return session.online_session(
         graph, sampler, caches, streams, pool, runtime, device, block_bytes, device_budget
     )
@@ -131,11 +130,15 @@ def _bytes_of(graph: Graph, rows: Sequence[int]) -> int:
     return sum(count * file.batch_row_bytes for count, file in zip(rows, graph.row_files, strict=True))
 
 
+def _decoded_bytes_of(graph: Graph, rows: Sequence[int]) -> int:
+    """Counts those of the values alone."""
+    return sum(count * file.decoded_bytes for count, file in zip(rows, graph.row_files, strict=True))
+
+
 def _host_bytes_of(request: SessionRequest, rows: Sequence[int]) -> int:
-    """Counts the same of a buffer in host memory: a GPU decodes into its own."""
-    if gpu_of(resolve(request.device.name)) is None:
-        return _bytes_of(request.graph, rows)
-    return sum(count * file.row_bytes for count, file in zip(rows, request.graph.row_files, strict=True))
+    """Counts the bytes that they take in a buffer in host memory: a GPU decodes into its own."""
+    on_gpu = gpu_of(resolve(request.device.name)) is not None
+    return _bytes_of(request.graph, rows) - (_decoded_bytes_of(request.graph, rows) if on_gpu else 0)
 
 
 def _open_streams(request: SessionRequest, by_rings: bool, stripes: Sequence[Path | str]) -> list[RowStream]:
