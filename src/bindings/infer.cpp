@@ -70,10 +70,9 @@ void bind_infer(nb::module_& m) {
                       {largest.data(), mass.data(), total.data()}, workers);
       },
       "workers"_a, "table"_a, "first"_a, "target"_a, "slope"_a, "largest"_a, "mass"_a, "total"_a,
-      "Begins what add_sources_by_softmax adds to with the edge of each target t from itself: largest[t, h] "
-      "= "
-      "leaky_relu(table[first + t, width + h] + target[h, t], slope), mass = 1, total[t] = table[first + t, "
-      ":width].");
+      "Begins what add_sources_by_softmax adds to with the edge of each target t from itself: "
+      "largest[t, h] = leaky_relu(table[first + t, width + h] + target[h, t], slope), mass = 1, "
+      "total[t] = table[first + t, :width].");
   m.def(
       "add_sources_by_softmax",
       [](WorkerPool& workers, const ConstFloats& table, int64_t first, const ConstInts& rowptr,
