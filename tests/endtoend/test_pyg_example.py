@@ -16,6 +16,7 @@ from torch_geometric.data import Data
 import numpy_loader
 import outcrop
 from outcrop.store.graph import Graph
+from sparse_reference import features_of
 from support import REPOSITORY, shared_path
 
 importlib.import_module("torch_geometric")
@@ -34,16 +35,13 @@ def _one_thread() -> Iterator[None]:
 
 
 def in_memory(graph: Graph) -> Data:
-    shape = graph.spec("features").shape
     masks = {}
     for name, split in (("train_mask", "train"), ("test_mask", "test")):
         ids = np.fromfile(graph.path / f"{split}.bin", "<i8", graph.spec(split).shape[0])
         masks[name] = torch.zeros(graph.num_nodes, dtype=torch.bool)
         masks[name][torch.from_numpy(ids)] = True
     return Data(
-        x=torch.from_numpy(
-            np.fromfile(graph.path / "features.bin", "<f4", shape[0] * shape[1]).reshape(shape)
-        ),
+        x=torch.from_numpy(features_of(graph)),
         edge_index=torch.from_numpy(graph.edge_index()),
         y=torch.from_numpy(np.fromfile(graph.path / "labels.bin", "<i8", graph.num_nodes)),
         **masks,
