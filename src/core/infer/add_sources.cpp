@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <vector>
 
 #include "base/exponentials.h"
 #include "base/simd.h"
@@ -11,111 +10,113 @@
 namespace outcrop {
 namespace {
 
-constexpr size_t kGrain = 256;     // targets that a thread takes at a time
-constexpr size_t kLanes = 16;      // floats of a vector
-constexpr size_t kVectors = 4;     // that are summed up at a time
-constexpr size_t kAhead = 24;      // edges whose rows are fetched before they are added
-constexpr size_t kAheadLines = 4;  // of a row; what follows them the processor fetches by itself
+constexpr size_t kGrain = 256;       // targets that a thread takes at a time
+constexpr size_t kMostColumns = 64;  // that are summed up at a time, four vectors of 16
+constexpr size_t kAhead = 40;        // edges whose rows are fetched before they are added
+constexpr size_t kAheadLines = 4;    // of a row; what follows them the processor fetches by itself
 constexpr size_t kLine = 64;
 constexpr size_t kChunk =
     512;  // edges of a target whose scores are there at a time: their number decides the result
 
-using Vector = float __attribute__((vector_size(kLanes * sizeof(float)), aligned(alignof(float)), may_alias));
-
-// Rows of a table, each of which may be read in whole vectors: the last ones are copied to where that leads nowhere.
-class PaddedRows {
- public:
-  explicit PaddedRows(const SourceTable& table) : data_(table.data), stride_(table.stride) {
-    const size_t behind = std::min(table.rows, (kLanes - 1 + table.width - 1) / stride_);
-    inside_ = table.rows - behind;
-    last_.resize(behind * stride_ + kLanes);
-    std::copy(data_ + inside_ * stride_, data_ + table.rows * stride_, last_.begin());
-  }
-  const float* row(int32_t source) const {
-    const auto at = static_cast<size_t>(source);
-    return at < inside_ ? data_ + at * stride_ : last_.data() + (at - inside_) * stride_;
-  }
-  void fetch(int32_t source) const {
-    const auto* at = reinterpret_cast<const char*>(data_ + static_cast<size_t>(source) * stride_);
-    const size_t bytes = stride_ * sizeof(float);
-    for (size_t line = 0; line < std::min(bytes, kAheadLines * kLine); line += kLine)
-      __builtin_prefetch(at + line);
-    __builtin_prefetch(at + std::min(bytes, kAheadLines * kLine) - 1);
-  }
-  void fetch_with_scores(int32_t source) const {
-    fetch(source);
-    __builtin_prefetch(data_ + (static_cast<size_t>(source) + 1) * stride_ - 1);
-  }
-
- private:
-  const float* data_;
-  size_t stride_, inside_ = 0;
-  std::vector<float> last_;
+template <size_t L>
+struct Lanes {
+  // GCC forgets the attributes of `using` with a parameter.
+  typedef float Vector __attribute__((vector_size(L * sizeof(float)), aligned(alignof(float)), may_alias));
+  static_assert(sizeof(Vector) == L * sizeof(float) && alignof(Vector) == alignof(float));
 };
 
-// out[0 .. width) += sum over edges of weight[i] * row(col[i])[column .. column + width), width at most V vectors and
-// more than V - 1. Weighted: by `weights`; else by ones, leaving out `but`.
-template <size_t V, bool Weighted>
-OUTCROP_INLINE void add_columns(const PaddedRows& rows, size_t column, size_t width, const int32_t* col,
+OUTCROP_INLINE const float* row_of(const SourceTable& table, int32_t source) {
+  return table.data + static_cast<size_t>(source) * table.stride;
+}
+
+// Into the second cache, which waits for more lines at a time than the first.
+OUTCROP_INLINE void fetch(const void* at) { __builtin_prefetch(at, 0, 2); }
+
+OUTCROP_INLINE void fetch_row(const SourceTable& table, int32_t source) {
+  const auto* at = reinterpret_cast<const char*>(row_of(table, source));
+  const size_t bytes = std::min(table.stride * sizeof(float), kAheadLines * kLine);
+  for (size_t line = 0; line < bytes; line += kLine) fetch(at + line);
+  fetch(at + bytes - 1);
+}
+
+OUTCROP_INLINE void fetch_with_scores(const SourceTable& table, int32_t source) {
+  fetch_row(table, source);
+  fetch(row_of(table, source) + table.stride - 1);
+}
+
+// out[0 .. width) += sum over edges of weight[i] * row(col[i])[column .. column + width), width at most V vectors of L
+// and more than V - 1, at least L. The last vector ends where the columns end, and has again what the one before it
+// has: no byte is touched that is not of the row, which would be one more line of the cache to wait for.
+// Weighted: by `weights`; else by ones, leaving out `but`.
+template <size_t L, size_t V, bool Weighted>
+OUTCROP_INLINE void add_columns(const SourceTable& table, size_t column, size_t width, const int32_t* col,
                                 size_t n, const float* weights, int32_t but, size_t ahead, float* out) {
-  float room[V * kLanes];
-  for (size_t i = 0; i < V * kLanes; ++i) room[i] = i < width ? out[i] : 0.0f;
+  using Vector = typename Lanes<L>::Vector;
+  const auto begin = [&](size_t v) { return v + 1 < V ? v * L : width - L; };
   Vector sums[V];
-  for (size_t v = 0; v < V; ++v) std::memcpy(&sums[v], room + v * kLanes, sizeof(Vector));
+  for (size_t v = 0; v < V; ++v) std::memcpy(&sums[v], out + begin(v), sizeof(Vector));
   for (size_t i = 0; i < n; ++i) {
-    if (i < ahead) rows.fetch(col[i + kAhead]);
+    if (i < ahead) fetch_row(table, col[i + kAhead]);
     if (!Weighted && col[i] == but) continue;
-    const float* row = rows.row(col[i]) + column;
+    const float* row = row_of(table, col[i]) + column;
     for (size_t v = 0; v < V; ++v) {
-      const Vector some = *reinterpret_cast<const Vector*>(row + v * kLanes);
+      const Vector some = *reinterpret_cast<const Vector*>(row + begin(v));
       sums[v] += Weighted ? some * weights[i] : some;
     }
   }
-  for (size_t v = 0; v < V; ++v) std::memcpy(room + v * kLanes, &sums[v], sizeof(Vector));
-  for (size_t i = 0; i < V * kLanes; ++i)
-    if (i < width) out[i] = room[i];
+  for (size_t v = 0; v < V; ++v) std::memcpy(out + begin(v), &sums[v], sizeof(Vector));
+}
+
+template <size_t L, bool Weighted>
+OUTCROP_INLINE void add_vectors(const SourceTable& table, size_t column, size_t width, const int32_t* col,
+                                size_t n, const float* weights, int32_t but, size_t ahead, float* out) {
+  switch ((width + L - 1) / L) {
+    case 1:
+      return add_columns<L, 1, Weighted>(table, column, width, col, n, weights, but, ahead, out);
+    case 2:
+      return add_columns<L, 2, Weighted>(table, column, width, col, n, weights, but, ahead, out);
+    case 3:
+      return add_columns<L, 3, Weighted>(table, column, width, col, n, weights, but, ahead, out);
+    default:
+      return add_columns<L, 4, Weighted>(table, column, width, col, n, weights, but, ahead, out);
+  }
 }
 
 // The same of any number of columns, `begin .. end` of the table. `ahead`: of so many edges the one kAhead behind it is
 // there.
 template <bool Weighted>
-OUTCROP_INLINE void add_all(const PaddedRows& rows, size_t begin, size_t end, const int32_t* col, size_t n,
+OUTCROP_INLINE void add_all(const SourceTable& table, size_t begin, size_t end, const int32_t* col, size_t n,
                             const float* weights, int32_t but, size_t ahead, float* out) {
-  for (size_t at = begin; at < end; at += kVectors * kLanes) {
-    const size_t width = std::min(end - at, kVectors * kLanes);
+  for (size_t at = begin; at < end; at += kMostColumns) {
+    const size_t width = std::min(end - at, kMostColumns);
     float* const to = out + (at - begin);
     const size_t fetched = at == begin ? ahead : 0;  // whole rows are fetched
-    switch ((width + kLanes - 1) / kLanes) {
-      case 1:
-        add_columns<1, Weighted>(rows, at, width, col, n, weights, but, fetched, to);
-        break;
-      case 2:
-        add_columns<2, Weighted>(rows, at, width, col, n, weights, but, fetched, to);
-        break;
-      case 3:
-        add_columns<3, Weighted>(rows, at, width, col, n, weights, but, fetched, to);
-        break;
-      default:
-        add_columns<4, Weighted>(rows, at, width, col, n, weights, but, fetched, to);
-    }
+    if (width >= 16)
+      add_vectors<16, Weighted>(table, at, width, col, n, weights, but, fetched, to);
+    else if (width >= 8)
+      add_vectors<8, Weighted>(table, at, width, col, n, weights, but, fetched, to);
+    else if (width >= 4)
+      add_vectors<4, Weighted>(table, at, width, col, n, weights, but, fetched, to);
+    else
+      add_vectors<1, Weighted>(table, at, width, col, n, weights, but, fetched, to);
   }
 }
 
 OUTCROP_EVERY_ISA
-void sums_of(const PaddedRows& rows, size_t width, const TargetLists& lists, size_t begin, size_t end,
-             float* sums) {
+void sums_of(const SourceTable& table, const TargetLists& lists, size_t begin, size_t end, float* sums) {
   const auto edges = static_cast<size_t>(lists.rowptr[lists.targets]);
   for (size_t t = begin; t < end; ++t) {
     const auto from = static_cast<size_t>(lists.rowptr[t]), to = static_cast<size_t>(lists.rowptr[t + 1]);
     const int32_t but = lists.without_loops ? lists.first + static_cast<int32_t>(t) : -1;
     const size_t ahead = edges > from + kAhead ? edges - from - kAhead : 0;
-    add_all<false>(rows, 0, width, lists.col + from, to - from, nullptr, but, ahead, sums + t * width);
+    add_all<false>(table, 0, table.width, lists.col + from, to - from, nullptr, but, ahead,
+                   sums + t * table.width);
   }
 }
 
 OUTCROP_EVERY_ISA
-void softmaxes_of(const PaddedRows& rows, const SourceTable& table, const TargetLists& lists,
-                  const HeadScores& scores, const SoftmaxTotals& totals, size_t begin, size_t end) {
+void softmaxes_of(const SourceTable& table, const TargetLists& lists, const HeadScores& scores,
+                  const SoftmaxTotals& totals, size_t begin, size_t end) {
   const size_t each = table.width / scores.heads;
   const auto edges = static_cast<size_t>(lists.rowptr[lists.targets]);
   int32_t sources[kChunk];
@@ -128,14 +129,14 @@ void softmaxes_of(const PaddedRows& rows, const SourceTable& table, const Target
       size_t n = 0;
       // Loops count here, too: a list in pieces of whole chunks has the chunks of the whole list.
       for (const size_t until = std::min(stop, at + kChunk); at < until; ++at) {
-        if (at + kAhead < edges) rows.fetch_with_scores(lists.col[at + kAhead]);
+        if (at + kAhead < edges) fetch_with_scores(table, lists.col[at + kAhead]);
         sources[n] = lists.col[at];
         n += lists.col[at] != but;
       }
       for (size_t h = 0; h < scores.heads; ++h) {
         const float target = scores.target[h * lists.targets + t];
         for (size_t i = 0; i < n; ++i) {
-          weights[i] = scores.of_edge(rows.row(sources[i])[table.width + h], target);
+          weights[i] = scores.of_edge(row_of(table, sources[i])[table.width + h], target);
         }
         // Whole vectors: what is behind the last edge counts for nothing.
         const size_t whole = (n + kSumLanes - 1) / kSumLanes * kSumLanes;
@@ -152,7 +153,7 @@ void softmaxes_of(const PaddedRows& rows, const SourceTable& table, const Target
           for (size_t i = 0; i < each; ++i) total[i] *= shrink;
         }
         mass += added;
-        add_all<true>(rows, h * each, (h + 1) * each, sources, n, weights, -1, 0, total);
+        add_all<true>(table, h * each, (h + 1) * each, sources, n, weights, -1, 0, total);
       }
     }
   }
@@ -168,9 +169,8 @@ void by_targets(size_t targets, WorkerPool& workers, const Body& body) {
 
 void add_sources(const SourceTable& table, const TargetLists& lists, float* sums, WorkerPool& workers) {
   if (table.width == 0 || table.rows == 0) return;
-  const PaddedRows rows(table);
   by_targets(lists.targets, workers,
-             [&](size_t begin, size_t end) { sums_of(rows, table.width, lists, begin, end, sums); });
+             [&](size_t begin, size_t end) { sums_of(table, lists, begin, end, sums); });
 }
 
 void begin_softmax(const SourceTable& table, size_t first, size_t targets, const HeadScores& scores,
@@ -191,9 +191,8 @@ void begin_softmax(const SourceTable& table, size_t first, size_t targets, const
 void add_sources_by_softmax(const SourceTable& table, const TargetLists& lists, const HeadScores& scores,
                             const SoftmaxTotals& totals, WorkerPool& workers) {
   if (table.rows == 0 || scores.heads == 0) return;
-  const PaddedRows rows(table);
   by_targets(lists.targets, workers,
-             [&](size_t begin, size_t end) { softmaxes_of(rows, table, lists, scores, totals, begin, end); });
+             [&](size_t begin, size_t end) { softmaxes_of(table, lists, scores, totals, begin, end); });
 }
 
 }  // namespace outcrop
