@@ -37,80 +37,87 @@ OUTCROP_INLINE void fetch_row(const SourceTable& table, int32_t source) {
   const size_t bytes = std::min(table.stride * sizeof(float), kAheadLines * kLine);
   for (size_t line = 0; line < bytes; line += kLine) fetch(at + line);
   fetch(at + bytes - 1);
+  if (table.stride != table.width) fetch(at + table.stride * sizeof(float) - 1);  // scores
 }
 
-OUTCROP_INLINE void fetch_with_scores(const SourceTable& table, int32_t source) {
-  fetch_row(table, source);
-  fetch(row_of(table, source) + table.stride - 1);
-}
+// Edges of a target, in order: their sources, and what their rows are multiplied with, if anything; the sources whose
+// rows are fetched meanwhile, one for each of the first edges.
+struct Edges {
+  const int32_t* col = nullptr;
+  size_t n = 0;
+  const float* weights = nullptr;
+  int32_t but = -1;  // a source that is left out, where there are no weights
+  const int32_t* next = nullptr;
+  size_t fetched = 0;
+};
 
-// out[0 .. width) += sum over edges of weight[i] * row(col[i])[column .. column + width), width at most V vectors of L
-// and more than V - 1, at least L. The last vector ends where the columns end, and has again what the one before it
-// has: no byte is touched that is not of the row, which would be one more line of the cache to wait for.
-// Weighted: by `weights`; else by ones, leaving out `but`.
+// out[0 .. width) += sum over edges of weight * row[column .. column + width), width at most V vectors of L and more
+// than V - 1, at least L. The last vector ends where the columns end, and has again what the one before it has: no byte
+// is touched that is not of the row, which would be one more line of the cache to wait for.
 template <size_t L, size_t V, bool Weighted>
-OUTCROP_INLINE void add_columns(const SourceTable& table, size_t column, size_t width, const int32_t* col,
-                                size_t n, const float* weights, int32_t but, size_t ahead, float* out) {
+OUTCROP_INLINE void add_columns(const SourceTable& table, size_t column, size_t width, const Edges& edges,
+                                float* out) {
   using Vector = typename Lanes<L>::Vector;
   const auto begin = [&](size_t v) { return v + 1 < V ? v * L : width - L; };
   Vector sums[V];
   for (size_t v = 0; v < V; ++v) std::memcpy(&sums[v], out + begin(v), sizeof(Vector));
-  for (size_t i = 0; i < n; ++i) {
-    if (i < ahead) fetch_row(table, col[i + kAhead]);
-    if (!Weighted && col[i] == but) continue;
-    const float* row = row_of(table, col[i]) + column;
+  for (size_t i = 0; i < edges.n; ++i) {
+    if (i < edges.fetched) fetch_row(table, edges.next[i]);
+    if (!Weighted && edges.col[i] == edges.but) continue;
+    const float* row = row_of(table, edges.col[i]) + column;
     for (size_t v = 0; v < V; ++v) {
       const Vector some = *reinterpret_cast<const Vector*>(row + begin(v));
-      sums[v] += Weighted ? some * weights[i] : some;
+      sums[v] += Weighted ? some * edges.weights[i] : some;
     }
   }
   for (size_t v = 0; v < V; ++v) std::memcpy(out + begin(v), &sums[v], sizeof(Vector));
 }
 
 template <size_t L, bool Weighted>
-OUTCROP_INLINE void add_vectors(const SourceTable& table, size_t column, size_t width, const int32_t* col,
-                                size_t n, const float* weights, int32_t but, size_t ahead, float* out) {
+OUTCROP_INLINE void add_vectors(const SourceTable& table, size_t column, size_t width, const Edges& edges,
+                                float* out) {
   switch ((width + L - 1) / L) {
     case 1:
-      return add_columns<L, 1, Weighted>(table, column, width, col, n, weights, but, ahead, out);
+      return add_columns<L, 1, Weighted>(table, column, width, edges, out);
     case 2:
-      return add_columns<L, 2, Weighted>(table, column, width, col, n, weights, but, ahead, out);
+      return add_columns<L, 2, Weighted>(table, column, width, edges, out);
     case 3:
-      return add_columns<L, 3, Weighted>(table, column, width, col, n, weights, but, ahead, out);
+      return add_columns<L, 3, Weighted>(table, column, width, edges, out);
     default:
-      return add_columns<L, 4, Weighted>(table, column, width, col, n, weights, but, ahead, out);
+      return add_columns<L, 4, Weighted>(table, column, width, edges, out);
   }
 }
 
-// The same of any number of columns, `begin .. end` of the table. `ahead`: of so many edges the one kAhead behind it is
-// there.
+// The same of any number of columns, `begin .. end` of the table.
 template <bool Weighted>
-OUTCROP_INLINE void add_all(const SourceTable& table, size_t begin, size_t end, const int32_t* col, size_t n,
-                            const float* weights, int32_t but, size_t ahead, float* out) {
+OUTCROP_INLINE void add_all(const SourceTable& table, size_t begin, size_t end, Edges edges, float* out) {
   for (size_t at = begin; at < end; at += kMostColumns) {
     const size_t width = std::min(end - at, kMostColumns);
     float* const to = out + (at - begin);
-    const size_t fetched = at == begin ? ahead : 0;  // whole rows are fetched
     if (width >= 16)
-      add_vectors<16, Weighted>(table, at, width, col, n, weights, but, fetched, to);
+      add_vectors<16, Weighted>(table, at, width, edges, to);
     else if (width >= 8)
-      add_vectors<8, Weighted>(table, at, width, col, n, weights, but, fetched, to);
+      add_vectors<8, Weighted>(table, at, width, edges, to);
     else if (width >= 4)
-      add_vectors<4, Weighted>(table, at, width, col, n, weights, but, fetched, to);
+      add_vectors<4, Weighted>(table, at, width, edges, to);
     else
-      add_vectors<1, Weighted>(table, at, width, col, n, weights, but, fetched, to);
+      add_vectors<1, Weighted>(table, at, width, edges, to);
+    edges.fetched = 0;  // whole rows are fetched
   }
 }
 
+// The list of edges has `all`; those that follow the one at `from` by kAhead are there for so many of them.
+size_t ahead_of(size_t from, size_t all) { return all > from + kAhead ? all - from - kAhead : 0; }
+
 OUTCROP_EVERY_ISA
 void sums_of(const SourceTable& table, const TargetLists& lists, size_t begin, size_t end, float* sums) {
-  const auto edges = static_cast<size_t>(lists.rowptr[lists.targets]);
+  const auto all = static_cast<size_t>(lists.rowptr[lists.targets]);
   for (size_t t = begin; t < end; ++t) {
     const auto from = static_cast<size_t>(lists.rowptr[t]), to = static_cast<size_t>(lists.rowptr[t + 1]);
+    const int32_t* col = lists.col + from;
     const int32_t but = lists.without_loops ? lists.first + static_cast<int32_t>(t) : -1;
-    const size_t ahead = edges > from + kAhead ? edges - from - kAhead : 0;
-    add_all<false>(table, 0, table.width, lists.col + from, to - from, nullptr, but, ahead,
-                   sums + t * table.width);
+    const Edges edges{col, to - from, nullptr, but, col + kAhead, ahead_of(from, all)};
+    add_all<false>(table, 0, table.width, edges, sums + t * table.width);
   }
 }
 
@@ -118,7 +125,7 @@ OUTCROP_EVERY_ISA
 void softmaxes_of(const SourceTable& table, const TargetLists& lists, const HeadScores& scores,
                   const SoftmaxTotals& totals, size_t begin, size_t end) {
   const size_t each = table.width / scores.heads;
-  const auto edges = static_cast<size_t>(lists.rowptr[lists.targets]);
+  const auto all = static_cast<size_t>(lists.rowptr[lists.targets]);
   int32_t sources[kChunk];
   float weights[kChunk];
   for (size_t t = begin; t < end; ++t) {
@@ -127,9 +134,9 @@ void softmaxes_of(const SourceTable& table, const TargetLists& lists, const Head
     const auto stop = static_cast<size_t>(lists.rowptr[t + 1]);
     while (at < stop) {
       size_t n = 0;
+      const size_t from = at;
       // Loops count here, too: a list in pieces of whole chunks has the chunks of the whole list.
       for (const size_t until = std::min(stop, at + kChunk); at < until; ++at) {
-        if (at + kAhead < edges) fetch_with_scores(table, lists.col[at + kAhead]);
         sources[n] = lists.col[at];
         n += lists.col[at] != but;
       }
@@ -153,7 +160,9 @@ void softmaxes_of(const SourceTable& table, const TargetLists& lists, const Head
           for (size_t i = 0; i < each; ++i) total[i] *= shrink;
         }
         mass += added;
-        add_all<true>(table, h * each, (h + 1) * each, sources, n, weights, -1, 0, total);
+        const Edges edges{
+            sources, n, weights, -1, lists.col + from + kAhead, h == 0 ? ahead_of(from, all) : 0};
+        add_all<true>(table, h * each, (h + 1) * each, edges, total);
       }
     }
   }
