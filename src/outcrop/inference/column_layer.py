@@ -145,10 +145,12 @@ class ColumnLayer:
         blocks = [(a, min(a + plan.rows, self._nodes)) for a in range(0, self._nodes, plan.rows)]
         writer = ArrayWriter(self._runtime, self._scratch, COLUMNS, "float32") if self._widths else None
         with self._runtime.budget.reserve("infer-part", plan.fill_bytes):
-            for parts in self._piped(self._input_blocks(blocks), give):
+            parts_of = self._piped(self._input_blocks(blocks), give)
+            for (start, stop), parts in zip(blocks, parts_of, strict=True):
                 for part in parts:
                     assert writer is not None
                     writer.append(part.numpy().reshape(-1))
+                self._runtime.progress.advance("infer", stop - start)
         if writer is not None:
             writer.finish()
         return of, held
@@ -220,7 +222,7 @@ class ColumnLayer:
         plan, sums, stats = self.plan, self._sums, self.stats
         state: dict[str, Any] = {}
 
-        def add(lists: Lists) -> T | None:
+        def add(lists: Lists) -> tuple[int, T | None]:
             start = lists.first // plan.sum_rows * plan.sum_rows
             stop = min(start + plan.sum_rows, self._nodes)
             if lists.begins:
@@ -231,17 +233,17 @@ class ColumnLayer:
             stats.parts += 1
             stats.edges += 0 if number else len(lists.col)
             if not lists.ends:
-                return None
+                return 0, None
             found = sums.end(state.pop("sums"), of, lists.first)
             if lists.first == start:
                 state["block"] = found.new_zeros(padded(stop - start), found.shape[1])
             state["block"][lists.first - start : lists.stop - start] = found
-            if lists.stop < stop:
-                return None
-            return end((start, stop), state.pop("block"))
+            targets = lists.stop - lists.first
+            return targets, None if lists.stop < stop else end((start, stop), state.pop("block"))
 
         with self._runtime.budget.reserve("infer-part", plan.sum_bytes):
-            for found in self._piped(self._lists(), add):
+            for targets, found in self._piped(self._lists(), add):
+                self._runtime.progress.advance("infer", targets)
                 if found is not None:
                     yield found
 

@@ -104,6 +104,10 @@ class ColumnPlan:
         """Counts the passes over the lists."""
         return len(self.cuts)
 
+    def rows_gone_over(self, nodes: int) -> int:
+        """Counts the rows of the input, and the targets of all passes, that are gone over: what progress shows."""
+        return nodes * (self.passes + (self.cut is None))
+
     @property
     def moved_bytes(self) -> int:
         """Counts what the layer reads and writes."""

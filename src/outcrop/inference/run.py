@@ -205,8 +205,8 @@ def _layerwise(task: InferTask, work: Path, report: InferReport, runtime: Runtim
     if ways.counts is not None and missing and not edge_counts.are_there(graph, counts, ways.counts):
         edge_counts.count_edges(graph, counts, runtime, ways.counts, task.id_bytes)
     report.resumed_layers = len(done)
-    runtime.progress.start("infer", sum(step.num_rows for layer in steps for step in layer), "nodes")
-    runtime.progress.advance("infer", sum(step.num_rows for step in done))
+    runtime.progress.start("infer", sum(map(ways.rows_gone_over, ways.steps)), "rows")
+    runtime.progress.advance("infer", sum(map(ways.rows_gone_over, done)))
     for index, layer in enumerate(steps):
         for step in layer:
             if step in missing:

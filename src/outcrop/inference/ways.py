@@ -34,6 +34,11 @@ class Ways:
     def plan_of(self, step: Step) -> ColumnPlan | None:
         return self.plans[step]
 
+    def rows_gone_over(self, step: Step) -> int:
+        """Counts the rows that ``step`` reads in order, goes over and writes, which progress is shown in."""
+        plan = self.plans[step]
+        return step.num_rows + (0 if plan is None else plan.rows_gone_over(step.to.target.num_nodes))
+
     def disk_bytes(self, step: Step) -> int:
         """Counts the bytes of files that are there until ``step`` is done, its output not counted."""
         plan = self.plans[step]

@@ -87,6 +87,47 @@ def test_same_bits_and_fewer_bytes(
     assert leftovers(tmp_path) == []
 
 
+class Shown:
+    """Remembers what progress was told of a task."""
+
+    def __init__(self, task: str):
+        self.task, self.total, self.steps, self.finished = task, 0, [], False
+
+    def start(self, task: str, total: int, unit: str) -> None:
+        if task == self.task:
+            assert unit == "rows"
+            self.total = total
+
+    def advance(self, task: str, amount: int) -> None:
+        self.steps += [amount] * (task == self.task)
+
+    def finish(self, task: str) -> None:
+        self.finished |= task == self.task
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("memory", ["6MiB", None])
+@pytest.mark.parametrize("ahead", [True, False])
+def test_progress_counts_all_that_is_gone_over(
+    made: Made, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, memory: Any, ahead: bool
+) -> None:
+    """It would stand still for all passes over the lists, if it counted outputs alone, and guess hours."""
+    graph = made[0]
+    path, _ = checkpoint(tmp_path, graph, name, 32, 3)
+    if not ahead:
+        monkeypatch.setattr(ways, "_cut_ahead", lambda *_: None)
+    shown = Shown("infer")
+    report = infer(graph, checkpoint=path, out=tmp_path / "out.npy", memory=memory, progress=shown)
+    passes = [layer["passes"] for layer in report.layers]
+    assert (max(passes) > 1) is (memory is not None)
+    assert shown.finished
+    assert sum(shown.steps) == shown.total
+    assert max(shown.steps) <= 4 * 4096  # a block
+    reads_of_rows = 3 if not ahead else shown.total // NODES - sum(passes) - 3
+    assert shown.total == NODES * (reads_of_rows + sum(passes) + 3)
+    assert 1 <= reads_of_rows <= 3
+
+
 def check_scores(conv: Any, source: np.ndarray, parts: list[np.ndarray], cuts: Any) -> None:
     """Behind the columns of a cut are the scores of its heads, and behind all cuts those of targets."""
     by_head = torch.from_numpy(source).view(len(source), conv.heads, conv.out_channels)
