@@ -209,7 +209,7 @@ def test_spoiled_files(
 
 
 def test_classes_are_chosen_where_there_is_a_choice(tmp_path: Path) -> None:
-    folder = write_igb(tmp_path / "small", ALL)
+    folder = write_igb(tmp_path / "igb" / "small", ALL)
     fails(folder, ArgumentError, r"has labels of 19 or 2983 classes, not of 20", num_classes=20)
     fails(
         folder.parent,

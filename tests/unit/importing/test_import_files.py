@@ -46,6 +46,13 @@ def matrix_of(graph: Graph) -> np.ndarray:
     return sp.csc_matrix((data, get(graph, "indices"), get(graph, "indptr")), shape).toarray()
 
 
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """An empty folder to import from; the graph lies beside it, within the folder of the test."""
+    (tmp_path / "source").mkdir()
+    return tmp_path / "source"
+
+
 def run(source: Path | str, memory: str = "32MiB", **options: Any) -> Graph:
     where = Path(str(source).partition(":")[2] or source)
     runtime = new_runtime(memory)
@@ -427,45 +434,45 @@ def test_names_of_classes_with_commas_are_quoted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["csr", "csc", "coo"])
-def test_a_folder_of_sparse_matrices(tmp_path: Path, scheme: str) -> None:
+def test_a_folder_of_sparse_matrices(source: Path, scheme: str) -> None:
     """SciPy's own reading of the files is the oracle; features keep their type, whatever the format."""
     rng = np.random.default_rng(5)
     edges = sp.random(40, 40, 0.1, random_state=1, data_rvs=lambda n: rng.integers(1, 9, n).astype("f4"))
     features = sp.random(40, 300, 0.02, random_state=2, dtype=np.float32)
-    sp.save_npz(tmp_path / "edges.npz", edges.asformat(scheme))
-    sp.save_npz(tmp_path / "features.npz", features.asformat(scheme))
-    graph = run(tmp_path)
+    sp.save_npz(source / "edges.npz", edges.asformat(scheme))
+    sp.save_npz(source / "features.npz", features.asformat(scheme))
+    graph = run(source)
     assert np.array_equal(matrix_of(graph), edges.toarray())
     assert graph.row_file.dtype == "float32"
     assert np.array_equal(features_of(graph), features.toarray())
 
 
-def test_sparse_matrices_that_are_none(tmp_path: Path) -> None:
-    np.save(tmp_path / "edges.npy", np.array([[0, 1], [1, 2]]))
-    np.savez(tmp_path / "features.npz", x=np.eye(3))
+def test_sparse_matrices_that_are_none(source: Path) -> None:
+    np.save(source / "edges.npy", np.array([[0, 1], [1, 2]]))
+    np.savez(source / "features.npz", x=np.eye(3))
     with pytest.raises(FormatError, match=r"features\.npz has no member 'data': it is no matrix that scipy"):
-        run(tmp_path)
-    sp.save_npz(tmp_path / "features.npz", sp.csr_matrix(np.eye(4, dtype="f4")))
-    (tmp_path / "labels.csv").write_text("label\n0\n1\n1\n")
+        run(source)
+    sp.save_npz(source / "features.npz", sp.csr_matrix(np.eye(4, dtype="f4")))
+    (source / "labels.csv").write_text("label\n0\n1\n1\n")
     with pytest.raises(ArgumentError, match=r"labels\.csv column 'label' has 3 rows, the graph has 4 nodes"):
-        run(tmp_path)
-    np.save(tmp_path / "features.npy", np.eye(3))
+        run(source)
+    np.save(source / "features.npy", np.eye(3))
     with pytest.raises(ArgumentError, match=r"features\.npy and features\.npz: keep one of them"):
-        run(tmp_path)
-    (tmp_path / "features.npy").unlink()
-    torn = (tmp_path / "features.npz").read_bytes()[:-40]
-    (tmp_path / "features.npz").write_bytes(torn)
+        run(source)
+    (source / "features.npy").unlink()
+    torn = (source / "features.npz").read_bytes()[:-40]
+    (source / "features.npz").write_bytes(torn)
     with pytest.raises(FormatError, match=r"features\.npz is no \.npz archive or is torn"):
-        run(tmp_path)
+        run(source)
 
 
-def test_a_matrix_of_columns_is_turned_within_the_budget(tmp_path: Path) -> None:
+def test_a_matrix_of_columns_is_turned_within_the_budget(source: Path) -> None:
     """What turning takes is refused before it is taken."""
-    np.save(tmp_path / "edges.npy", np.stack([np.arange(50_000), np.roll(np.arange(50_000), 1)]))
+    np.save(source / "edges.npy", np.stack([np.arange(50_000), np.roll(np.arange(50_000), 1)]))
     words = sp.random(50_000, 2000, 0.01, "csc", random_state=3, dtype=np.float32)
-    sp.save_npz(tmp_path / "features.npz", words)
+    sp.save_npz(source / "features.npz", words)
     with pytest.raises(BudgetError, match="import"):
-        run(tmp_path, memory="20MiB")
+        run(source, memory="20MiB")
 
 
 def test_entries_in_any_order_are_sorted_within_the_budget(tmp_path: Path) -> None:
