@@ -223,10 +223,11 @@ class ColumnLayer:
         state: dict[str, Any] = {}
 
         def add(lists: Lists) -> tuple[int, T | None]:
+            targets = lists.stop - lists.first
             start = lists.first // plan.sum_rows * plan.sum_rows
             stop = min(start + plan.sum_rows, self._nodes)
             if lists.begins:
-                state["sums"] = sums.begin(of, lists.first, lists.stop - lists.first)
+                state["sums"] = sums.begin(of, lists.first, targets)
             if len(lists.col):
                 rowptr, col = torch.from_numpy(lists.rowptr), torch.from_numpy(lists.col)
                 sums.add(state["sums"], of, lists.first, rowptr, col)
@@ -238,7 +239,6 @@ class ColumnLayer:
             if lists.first == start:
                 state["block"] = found.new_zeros(padded(stop - start), found.shape[1])
             state["block"][lists.first - start : lists.stop - start] = found
-            targets = lists.stop - lists.first
             return targets, None if lists.stop < stop else end((start, stop), state.pop("block"))
 
         with self._runtime.budget.reserve("infer-part", plan.sum_bytes):
