@@ -73,10 +73,10 @@ def test_regret_is_the_time_of_auto_over_that_of_the_best_way_without_starting(m
     assert found["shares"] == {"most": 0.0, "all": 0.0}
     assert not found["holds"]
     assert trainings.limits[:4] == [
-        ("packed", None),
-        ("online, spooled", 22.0),
-        ("online", 12.0),
         (AUTO, None),
+        ("packed", 13.5),
+        ("online, spooled", 13.5),
+        ("online", 9.0),
     ]
 
 
@@ -88,8 +88,18 @@ def test_ways_that_fail_or_take_too_long_are_left_out_and_told(measured):
     assert cell["seconds"] == {"packed": 10.0, "online, spooled": None, "online": None, AUTO: 10.5}
     assert cell["regret"] == 1.05
     assert found["holds"]
+    assert found["rows"][0][1:5] == ["10.5 s", "10.0 s", "-", "> 21 s"]
     assert cell["problems"] == {"online, spooled": "memory is too small", "online": "stopped after 22.0 s"}
     assert len([way for way, _ in trainings.limits if way == "online"]) == 1  # not in every round
+
+
+def test_a_cell_in_which_auto_alone_fails_holds_no_bar(measured):
+    failing = OutcropError("memory is too small")
+    found, _ = measured({"packed": 11.0, "online, spooled": failing, "online": failing, AUTO: failing})
+    (cell,) = found["cells"].values()
+    assert (cell["best"], cell["regret"]) == ("packed", None)
+    assert found["shares"] == {"most": 0.0, "all": 0.0}
+    assert not found["holds"]
 
 
 def test_the_same_command_goes_on_where_it_was_stopped(measured, tmp_path: Path):
