@@ -22,7 +22,14 @@ from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.link_seeds import LinkSeeds
 from outcrop.sampling.seeds import SPLIT_CODES, Ids, Seeds, epoch_seeds, seed_labels, split_ids
-from outcrop.sampling.topology import CoreSampler, EdgeValues, load_topology, placement_of, topology_bytes
+from outcrop.sampling.topology import (
+    CoreSampler,
+    EdgeValues,
+    coming_bytes,
+    load_topology,
+    placement_of,
+    topology_bytes,
+)
 from outcrop.sampling.typed import batch_of, check_served, every_fanout, wants_distinct_edges
 from outcrop.sampling.wave import Wave, most_seeds
 from outcrop.store.batches import BatchGraph
@@ -102,7 +109,8 @@ class BatchSampler:
         }
         # The sampler's scratch and the results that wait first: the topology can also stay on disk.
         free = int(runtime.budget.free_bytes * memory_fraction)
-        on_disk = placement_of(topology, topology_bytes(graph), free) == "paged"
+        coming = coming_bytes(runtime)
+        on_disk = placement_of(topology, topology_bytes(graph), free, coming) == "paged"
         self._wave = Wave(config, graph, free, runtime, on_disk, at_once)
         if on_disk:  # more at a time want the same page: that is worth more than keeping pages
             epoch = max((-(-len(ids) // config.batch_size) for ids in self.ids.values()), default=_FEW)
@@ -114,7 +122,7 @@ class BatchSampler:
         self.topology = load_topology(
             graph,
             runtime,
-            placement=topology,
+            placement="paged" if on_disk else topology,
             memory_fraction=memory_fraction,
             values=EdgeValues(config.sampler == "weighted" or config.edge_weights, positions),
             page_cache=page_cache,

@@ -8,6 +8,7 @@ somebody needs it; much faster than paging as long as there is room for the whol
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from outcrop.store.arrays import DiskArray
 from outcrop.store.graph import Graph
 
 _AT_ONCE = 1 << 16  # weights that are read from disk at a time to be added up
+_TORCH_BYTES = 192 << 20  # of a process that imports it
 _LIST_INDEX = 40  # bytes besides the neighbours of a cached list, most of them while it is read
 
 
@@ -222,14 +224,28 @@ def topology_bytes(graph: Graph) -> int:
     return graph.spec("indptr").data_bytes + graph.spec("indices").data_bytes
 
 
-def placement_of(asked: str, wanted_bytes: int, available_bytes: int) -> str:
-    """Chooses ``memory`` where it fits; else ``map`` where the system can cache twice as many bytes; else ``paged``."""
+def placement_of(asked: str, wanted_bytes: int, available_bytes: int, coming_bytes: int | None = None) -> str:
+    """Chooses ``memory`` where it fits; else ``map`` where the system can surely cache all of it; else ``paged``.
+
+    A topology that the system cannot cache is read hundreds of times as slowly as one that it can: there has to be room
+    for twice its bytes, or for a quarter more than them beside what this process is known to take still.
+
+    Args:
+        available_bytes: Of the budget, for a topology in memory.
+        coming_bytes: What this process will take still; None: nobody knows.
+    """
     check_topology(asked)
     if asked != "automatic":
         return asked
     if wanted_bytes <= available_bytes:
         return "memory"
-    return "map" if 2 * wanted_bytes <= system.available_memory() else "paged"
+    known = 2 * wanted_bytes if coming_bytes is None else wanted_bytes * 5 // 4 + coming_bytes
+    return "map" if min(2 * wanted_bytes, known) <= system.available_memory() else "paged"
+
+
+def coming_bytes(runtime: Runtime) -> int:
+    """Returns what this process will take still: the rest of the budget, and what torch does where it is not loaded."""
+    return runtime.budget.free_bytes + (0 if "torch" in sys.modules else _TORCH_BYTES)
 
 
 def load_topology(
@@ -256,7 +272,8 @@ def load_topology(
     names = ("indptr", "indices", "edge_weight")[: 3 if values.weights else 2]
     arrays = [graph.array(runtime, name) for name in names]
     available = int(memory_fraction * runtime.budget.free_bytes)
-    placement = placement_of(placement, sum(a.spec.data_bytes for a in arrays), available)
+    wanted = sum(a.spec.data_bytes for a in arrays)
+    placement = placement_of(placement, wanted, available, coming_bytes(runtime))
     if placement == "paged":
         return _open_pages(graph, runtime, arrays, available, page_cache, values.positions)
     in_memory = placement == "memory"

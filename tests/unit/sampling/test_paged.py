@@ -446,6 +446,15 @@ def test_what_does_not_fit_is_mapped_where_the_system_has_room(monkeypatch, budg
         assert placement_of(asked, 1000, budget) == asked
 
 
+@pytest.mark.parametrize(
+    ("system_has", "coming", "placement"),
+    [(1550, 300, "map"), (1549, 300, "paged"), (2000, 900, "map"), (1999, 900, "paged")],
+)
+def test_what_is_known_to_come_leaves_room_for_less(monkeypatch, system_has, coming, placement):
+    monkeypatch.setattr(system, "available_memory", lambda: system_has)
+    assert placement_of("automatic", 1000, 999, coming) == placement
+
+
 def test_the_system_knows_its_memory():
     """No more than the machine has, and something: this test runs in it."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
