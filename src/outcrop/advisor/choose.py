@@ -6,7 +6,7 @@ Spooling: batches of a few epochs are drawn, their rows written in the order of 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outcrop.advisor import cost
 from outcrop.advisor.cost import LoadingWork, Workload
@@ -23,6 +23,7 @@ _DISK_SHARE = 0.9  # of what is free may be taken
 _LEAST_DISK = 1.2  # times the rows of an epoch's distinct nodes: below that sharing does not help
 _SCAN_SHARE = 4  # reading all features once is a quarter, at the most, of what a spool reads and writes
 _MOST_EPOCHS = 16  # at a time: training begins soon, however little is written
+_STEPS = 16  # times of computing between none and the longest that are looked at
 _WORTH = 1.25  # times as fast: for less nobody's disk is filled
 
 
@@ -199,6 +200,15 @@ def choose_spooling(facts: WorkloadFacts, hardware: Hardware) -> SpoolDecision:
     return SpoolDecision(
         0, facts.disk_space, f"rows are read as batches are drawn: {why}", spooled_s, direct_s
     )
+
+
+def may_be_sooner_direct(facts: WorkloadFacts, hardware: Hardware, longest_s: float) -> bool:
+    """Tells whether reading rows as batches are drawn is predicted to end sooner than preparing them, where computing
+    an epoch takes some time of at most ``longest_s`` seconds.
+    """
+    times = [longest_s * step / _STEPS for step in range(_STEPS + 1)]
+    found = (choose_spooling(replace(facts, compute_s=compute_s), hardware) for compute_s in times)
+    return any(one.direct_s < one.spooled_s for one in found)
 
 
 def choose_parts(facts: WorkloadFacts, hardware: Hardware | None) -> tuple[bool, str]:

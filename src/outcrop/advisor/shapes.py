@@ -18,6 +18,8 @@ from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
 
 _VALUE_BYTES = 4
+# What no machine stays below: products and moves of a training step, and what it takes of next to nothing.
+_LEAST_OPERATIONS_PER_S, _LEAST_BYTES_PER_S, _LONGEST_STEP_S = 2e9, 2.5e8, 0.01
 
 
 @dataclass(frozen=True)
@@ -248,3 +250,9 @@ def step_seconds(gpu: Gpu, network: Network, shape: BatchShape) -> float:
     """Returns the seconds of a training step: products at the rate of products, then moves at the rate of moves."""
     operations, moved = step_work(network, shape)
     return operations / gpu.flops_per_s + moved / gpu.bytes_per_s
+
+
+def longest_step(network: Network, shape: BatchShape) -> float:
+    """Returns seconds that a training step stays below on every machine that people train on."""
+    operations, moved = step_work(network, shape)
+    return _LONGEST_STEP_S + operations / _LEAST_OPERATIONS_PER_S + moved / _LEAST_BYTES_PER_S

@@ -58,7 +58,7 @@ def choose_parts(request: BatchRequest, learning: LearningTask) -> PartChoice | 
             return None
         rough = machine.rough_hardware(graph.measured_file)
         rate = _WRITE_BYTES_PER_S if rough is None else rough.disk.bytes_per_s
-        facts, _ = spool.workload(request, learning, rate)
+        facts = spool.workload(request, learning, rate)
     except BudgetError:  # preparing will say what it needs
         return None
     sooner, why = choose.choose_parts(replace(facts, parts=parts, disk_space=limit), rough)

@@ -167,7 +167,10 @@ class TrainRequest:
             online.check(graph, self.training.device)
         except ArgumentError:
             return self
-        spooling = spool.decide_spooling(asked, self.learning)
+        looked = spool.look(asked)
+        if isinstance(looked, spool.Looked) and not looked.direct_may_be_sooner(graph, self.model):
+            return self  # torch is not loaded yet: preparing has its memory for the neighbour lists
+        spooling = spool.decide_spooling(asked, self.learning, looked)
         if not (spooling.direct_fits and 0 < spooling.direct_s < spooling.spooled_s):
             return self
         said.add(

@@ -13,15 +13,17 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outcrop.advisor import auto, choose, epochs_at_a_time, machine, shapes
 from outcrop.advisor.choose import SpoolDecision, WorkloadFacts
+from outcrop.config import ModelConfig
 from outcrop.device import gpu_named
 from outcrop.errors import BudgetError
 from outcrop.loading.modes import Online
 from outcrop.runtime import system
+from outcrop.runtime.hardware import Hardware
 from outcrop.runtime.progress import Progress
 from outcrop.store.graph import Graph
 from outcrop.store.lock import opened, try_lock
@@ -64,18 +66,39 @@ def supply(
     return replace(made, spooled_epochs=spooling.epochs), spooling.why
 
 
-def decide_spooling(request: BatchRequest, learning: LearningTask) -> SpoolDecision:
-    """Decides whether and how to spool, by the rates of the disk, a few batches, and a training step.
+@dataclass(frozen=True)
+class Looked:
+    """Holds what a few batches say of a training, before anybody knows what a step takes.
 
-    It takes less than a second.
+    Attributes:
+        facts: What choices depend on, with steps that take no time.
+        hardware: The disk, as it was just measured, and the cores.
     """
-    graph, limits, progress = request.graph, request.limits, request.progress
-    epochs = epochs_left(request)
+
+    facts: WorkloadFacts
+    seen: auto.BatchProbe
+    hardware: Hardware
+
+    def direct_may_be_sooner(self, graph: Graph, model: ModelConfig) -> bool:
+        """Tells whether reading rows as batches are drawn is predicted to be sooner done than spooling them, for any
+        step that ``model`` may take on some machine.
+        """
+        if graph.is_typed:  # whose steps are counted with torch
+            return True
+        step_s = shapes.longest_step(
+            shapes.network_of(graph, model), shapes.shape_of(graph, self.seen.batches)
+        )
+        return choose.may_be_sooner_direct(self.facts, self.hardware, step_s * self.seen.count)
+
+
+def look(request: BatchRequest) -> Looked | SpoolDecision:
+    """Looks at the rates of the disk and at a few batches; returns the decision where it does not depend on them."""
+    graph, limits = request.graph, request.limits
     direct = SpoolDecision(0, limits.disk_space, "")
     if (
         limits.memory is None  # everything is cached
         or limits.disk_space == 0
-        or not epochs
+        or not epochs_left(request)
         or graph.feature_bytes < LEAST_BYTES
     ):
         return direct
@@ -86,27 +109,50 @@ def decide_spooling(request: BatchRequest, learning: LearningTask) -> SpoolDecis
     rough = machine.rough_hardware(graph.measured_file)
     if rough is None:
         return direct
-    with _looking(progress):
-        facts, seen = workload(request, learning, rough.disk.bytes_per_s)
-        limit = epochs_at_a_time.disk_limit(parent, limits.disk_space)
+    with _looking(request.progress):
+        return Looked(*_facts(request, rough.disk.bytes_per_s), rough)
+
+
+def decide_spooling(
+    request: BatchRequest, learning: LearningTask, looked: Looked | SpoolDecision | None = None
+) -> SpoolDecision:
+    """Decides whether and how to spool, by the rates of the disk, a few batches, and a training step.
+
+    It takes less than a second.
+
+    Args:
+        looked: What :func:`look` gave; None: it is called.
+    """
+    looked = looked or look(request)
+    if isinstance(looked, SpoolDecision):
+        return looked
+    graph, limits, seen = request.graph, request.limits, looked.seen
+    assert limits.memory is not None
+    with _looking(request.progress):
+        facts = _with_steps(looked.facts, seen, graph, learning)
+        limit = epochs_at_a_time.disk_limit(graph.path.resolve().parent, limits.disk_space)
         parts = epochs_at_a_time.parts_of_epoch(
             graph, request.sampling, limits, limit, _prepares_beside(learning)
         )
-    found = choose.choose_spooling(replace(facts, parts=parts), rough)
+    found = choose.choose_spooling(replace(facts, parts=parts), looked.hardware)
     return replace(found, direct_fits=seen.most_bytes(graph) <= limits.memory // _DIRECT_SHARE)
 
 
-def workload(
-    request: BatchRequest, learning: LearningTask, write_bytes_per_s: float
-) -> tuple[WorkloadFacts, auto.BatchProbe]:
+def workload(request: BatchRequest, learning: LearningTask, write_bytes_per_s: float) -> WorkloadFacts:
     """Looks at a few batches and a training step, within the memory budget, which is limited; returns what choices
-    depend on, and the batches.
+    depend on.
+    """
+    facts, seen = _facts(request, write_bytes_per_s)
+    return _with_steps(facts, seen, request.graph, learning)
+
+
+def _facts(request: BatchRequest, write_bytes_per_s: float) -> tuple[WorkloadFacts, auto.BatchProbe]:
+    """Looks at a few batches, within the memory budget; returns what choices depend on, with steps that take no time,
+    and the batches.
     """
     graph, limits = request.graph, request.limits
     assert limits.memory is not None
     seen = auto.probe_batches(graph, request.sampling, limits.memory)
-    step_s = _step_seconds(graph, seen, learning)
-    system.return_freed_memory()
     disk = os.statvfs(graph.path.resolve().parent)
     facts = WorkloadFacts(
         available_bytes=limits.memory,
@@ -115,12 +161,20 @@ def workload(
         pool=request.sampling.epochs,
         evaluated=graph.spec("valid").shape[0] / max(seen.seeds, 1) if graph.has("valid") else 0.0,
         refresh=request.refresh,
-        compute_s=step_s * seen.count,
         write_bytes_per_s=write_bytes_per_s,
         disk_space=limits.disk_space,
         **seen.facts(graph),
     )
     return facts, seen
+
+
+def _with_steps(
+    facts: WorkloadFacts, seen: auto.BatchProbe, graph: Graph, learning: LearningTask
+) -> WorkloadFacts:
+    """Measures a training step, for which torch is loaded."""
+    step_s = _step_seconds(graph, seen, learning)
+    system.return_freed_memory()
+    return replace(facts, compute_s=step_s * seen.count)
 
 
 def epochs_left(request: BatchRequest) -> int:

@@ -25,7 +25,16 @@ from outcrop.bench import cost_model
 from outcrop.bench.epoch import Setting
 from outcrop.bench.graphs import GraphShape
 from outcrop.cli import advise as advising
-from outcrop.config import ALLOWANCE_BYTES, MODELS, Limits, ModelConfig, PlanConfig, Replay, SampleConfig
+from outcrop.config import (
+    ALLOWANCE_BYTES,
+    MODELS,
+    Limits,
+    ModelConfig,
+    PlanConfig,
+    Replay,
+    SampleConfig,
+    hidden_width,
+)
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.loading.open import open_session
 from outcrop.nn.models import build_model
@@ -433,6 +442,27 @@ def test_online_spools_where_that_is_sooner_done_and_fits():
         direct = choose.choose_spooling(facts(epochs=50, **{**again, **changes}), here)
         assert direct.epochs == 0
         assert "predicted" in direct.why
+
+
+def test_whether_a_step_has_to_be_measured_before_packing_is_chosen():
+    """Reading rows directly hides behind long steps alone: where no step can be so long, none is measured."""
+    here = a_profile({}).hardware()
+    new = facts(epochs=5, refresh=True, compute_s=0.0)
+    direct_s = choose.choose_spooling(new, here).direct_s / 5
+    assert not choose.may_be_sooner_direct(new, here, direct_s / 2)
+    assert choose.may_be_sooner_direct(new, here, 2 * direct_s)
+    assert choose.may_be_sooner_direct(replace(new, missing=0.001), here, 0.0)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_no_step_takes_longer_than_the_longest(model: str):
+    """Measured here, of a small batch and of one like the reference."""
+    for seeds, width in ((4, 16), (1024, 128)):
+        batch = steps.synthetic_batch(seeds, dim=width)
+        network = shapes.Network(model, width, hidden_width(model), 47)
+        shape = shapes.Shape(batch.graph.nodes_per_hop, batch.graph.edges_per_hop)
+        (seconds,) = steps.step_seconds([batch], network, seconds=0.05)
+        assert 0 < seconds < shapes.longest_step(network, shape)
 
 
 def test_an_epoch_that_does_not_fit_the_disk_is_prepared_in_parts_where_that_is_sooner_done():

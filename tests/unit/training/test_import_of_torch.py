@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import outcrop as oc
-from artifact_support import child_environment
+from artifact_support import child_environment, small_graph
 from support import HANGS_SECONDS
 
 GRAPH = Path(__file__).parents[2] / "golden" / "checkpoint-0.1" / "graph.oc"
@@ -136,3 +136,37 @@ def test_an_error_of_importing_torch_ends_the_command(tmp_path: Path) -> None:
 def test_a_dry_run_does_without_torch(tmp_path: Path) -> None:
     ended = outcrop_with_torch(tmp_path, "raise OSError\n", "train", linked(tmp_path), "--dry-run", *COMMAND)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+CHOOSING = """
+from outcrop.cli.start import run
+from outcrop.runtime.hardware import Disk, Hardware
+from outcrop.training import request, spool
+request._SMALL_BYTES = spool.LEAST_BYTES = 0
+spool.auto.missing_share = lambda *_: 1.0  # as of a graph larger than memory
+spool.machine.rough_hardware = lambda _: Hardware("here", Disk("here", ((4096, {seeks}), (1 << 20, 1e4))))
+run()
+"""
+
+
+@pytest.mark.parametrize(("seeks", "needs_torch"), [("1", False), ("1e9", True)])
+def test_choosing_the_mode_measures_a_step_where_it_may_matter_alone(
+    tmp_path: Path, seeks: str, needs_torch: bool
+) -> None:
+    """Where reading rows directly cannot be sooner done, torch comes while batches are prepared."""
+    (tmp_path / "torch.py").write_text("raise OSError('torch is loaded')\n")
+    environment = child_environment()
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment["PYTHONPATH"]])
+    code, command = CHOOSING.format(seeks=seeks), ("--memory", "4MiB", "--dry-run", "--json", "-", *COMMAND)
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "train", small_graph(tmp_path / "g").path, *command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=HANGS_SECONDS,
+        check=False,
+    )
+    if needs_torch:
+        assert (ended.returncode, ended.stderr) == (1, "error: torch is loaded\n")
+    else:
+        assert json.loads(ended.stdout)["mode"] == "packed", ended.stderr
