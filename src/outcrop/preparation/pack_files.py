@@ -6,7 +6,6 @@ See preparation/pack.py for how they are used.
 from __future__ import annotations
 
 import io
-import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 import outcrop._core as _core
-from outcrop.errors import IoError
-from outcrop.runtime import memory_tables, threads
+from outcrop.runtime import memory_tables
+from outcrop.runtime.in_background import InBackground
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
@@ -412,50 +411,19 @@ class Journal:
         return out.getvalue()
 
 
-class SyncInBackground:
+class SyncInBackground(InBackground):
     """Writes out what was packed, and notes it in the journal, while packing goes on; use it as a context."""
 
     def __init__(self, journal: Journal):
+        super().__init__("outcrop-sync")
         self._journal = journal
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
 
-    def __enter__(self) -> SyncInBackground:
-        return self
+    def begin(self, work: Callable[[], None]) -> None:
+        """Begins ``work``, after which what the journal says now holds; waits for the one before it."""
+        content = self._journal.content()
 
-    def __exit__(self, *error: object) -> None:
-        if self._thread is not None:
-            self._thread.join()
-
-    def begin(self, sync: Callable[[], None]) -> None:
-        """Begins ``sync``, after which what the journal says now holds; waits for the one before it.
-
-        Where the system refuses another thread, it is done when this returns.
-
-        Raises:
-            IoError: The one before it failed.
-        """
-        self.wait()
-        work = sync, self._journal.content()
-        thread = threading.Thread(target=self._run, args=work, name="outcrop-sync")
-        try:
-            threads.start([thread])
-        except IoError:
-            self._run(*work)
-        else:
-            self._thread = thread
-
-    def _run(self, sync: Callable[[], None], content: bytes) -> None:
-        try:
-            sync()
+        def sync() -> None:
+            work()
             self._journal.write(content)
-        except BaseException as error:
-            self._error = error  # for the thread that packs
 
-    def wait(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        super().begin(sync)

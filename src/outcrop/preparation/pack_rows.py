@@ -14,9 +14,10 @@ from outcrop.errors import BudgetError, FormatError
 from outcrop.preparation.pack_files import Journal, OutputFiles, PageSums, RowsFiles, SyncInBackground
 from outcrop.preparation.pack_memory import cut_features, divide_memory
 from outcrop.preparation.pack_streams import RowStreams, Streams
+from outcrop.runtime.in_background import InBackground
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
-from outcrop.store.arrays import Reads, SequentialRows
+from outcrop.store.arrays import SequentialRows
 from outcrop.store.placement import PlacedRows
 from outcrop.store.samples import SampleSet
 
@@ -281,30 +282,36 @@ class RowsPacker:
     def _read_chunks(
         self, start: int, buffers: list[np.ndarray]
     ) -> Iterator[tuple[int, np.ndarray, int, int]]:
-        """Yields (chunk, its bytes from the first row on, first row, rows); the next chunk is read meanwhile."""
+        """Yields (chunk, its bytes from the first row on, first row, rows); meanwhile the next one is read and its
+        pages are compared with their checksums.
+        """
         chunks, file, headroom = self._chunks, self.features, self._memory.headroom
         count = len(chunks.starts) - 1
 
-        def submit(chunk: int) -> Reads:
-            begin, end = int(chunks.starts[chunk]) * PAGE_BYTES, int(chunks.starts[chunk + 1]) * PAGE_BYTES
-            return file.submit(begin, buffers[chunk % 2][headroom : headroom + end - begin])
+        def pages(chunk: int) -> np.ndarray:
+            begin, end = chunks.starts[chunk : chunk + 2].tolist()
+            return buffers[chunk % 2][headroom : headroom + (end - begin) * PAGE_BYTES]
+
+        def read(chunk: int) -> None:
+            page, room = int(chunks.starts[chunk]), pages(chunk)
+            file.submit(page * PAGE_BYTES, room).wait()
+            file.check_pages(page, room)
 
         if start == count:
             return
-        carry, job = self._carry_before(start), submit(start)
-        for chunk in range(start, count):
-            job.wait()
-            buffer = buffers[chunk % 2]
-            begin, end = int(chunks.starts[chunk]) * PAGE_BYTES, int(chunks.starts[chunk + 1]) * PAGE_BYTES
-            first, stop = int(chunks.first_rows[chunk]), int(chunks.first_rows[chunk + 1])
-            begin_of_rows = headroom - len(carry)
-            buffer[begin_of_rows:headroom] = carry
-            used = (stop - first) * self._stride
-            carry = buffer[begin_of_rows + used : headroom + end - begin].copy()
-            if chunk + 1 < count:
-                job = submit(chunk + 1)
-            file.check_pages(int(chunks.starts[chunk]), buffer[headroom : headroom + end - begin])
-            yield chunk, buffer[begin_of_rows : begin_of_rows + used], first, stop - first
+        carry = self._carry_before(start)
+        with InBackground("outcrop-chunk") as reading:
+            reading.begin(partial(read, start))
+            for chunk in range(start, count):
+                reading.wait()
+                room, (first, stop) = pages(chunk), chunks.first_rows[chunk : chunk + 2].tolist()
+                buffer, begin = buffers[chunk % 2], headroom - len(carry)
+                buffer[begin:headroom] = carry
+                used = (stop - first) * self._stride
+                carry = buffer[begin + used : headroom + len(room)].copy()
+                if chunk + 1 < count:
+                    reading.begin(partial(read, chunk + 1))
+                yield chunk, buffer[begin : begin + used], first, stop - first
 
     def _carry_before(self, chunk: int) -> np.ndarray:
         """Returns the bytes of a row that begins before ``chunk`` and ends in it."""
