@@ -13,7 +13,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -198,3 +198,12 @@ def _remove(group: Path, patience_seconds: float = 5) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
+
+
+def drop_page_cache() -> None:
+    """Writes out what is to be written, and empties the system's page cache, where this user may: what one command has
+    read costs the next one as much.
+    """
+    os.sync()
+    with suppress(OSError):
+        Path("/proc/sys/vm/drop_caches").write_text("3")

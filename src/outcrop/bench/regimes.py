@@ -2,14 +2,15 @@
 
 A cell of the grid is a setting: bytes of a row, share of the nodes that train, memory as a share of the features, a
 disk, epochs, new batches or the same again, flat or skewed degrees. In each cell every way trains from nothing, in a
-process of its own under the kernel's limit, and so does ``auto``, which names none. What counts is the whole time,
-preparing included, less what the same command takes on a graph of a thousand nodes. The regret of ``auto`` is its time
-over that of the best way.
+process of its own under the kernel's limit with the page cache empty, and so does ``auto``, which names none. What
+counts is the whole time, preparing included, less what the same command takes on a graph of a thousand nodes. The way
+that ``auto`` took is not trained once more: it takes as long, but for choosing. The regret of ``auto`` is its time over
+that of the best way.
 
 The first cells differ from the middle one in one factor; then come cells drawn at random, always the same. Cells whose
-training would take very long are left out, and so are ways in which memory is too small. ``auto`` trains first; a way
-that takes half as long again as the best so far is stopped: it cannot change the regret. What was measured is kept in
-``regimes.json`` in the folder of the benchmark: the same command goes on where it was stopped.
+training would take very long are left out, and so are ways in which memory is too small. A way that takes half as long
+again as the best so far is stopped: it cannot change the regret. What was measured is kept in ``regimes.json`` in the
+folder of the benchmark: the same command goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from outcrop.bench.cgroup import drop_page_cache
 from outcrop.bench.epoch import ALLOWANCE_BYTES, Log, ensure_graph
 from outcrop.bench.graphs import GraphShape
 from outcrop.bench.kept import Kept
@@ -174,48 +176,78 @@ def _said(cell: Mapping[str, Any], way: str) -> str:
     return "-" if (late := cell["stopped"].get(way)) is None else f"> {late:.0f} s"
 
 
+class _Trainings:
+    """Trains in one cell, and keeps what each way took.
+
+    Attributes:
+        seconds: Those of each training, by way.
+        problems: Why a way was not trained to its end.
+        stopped: Seconds after which a way was stopped.
+        taken: The way that each ``auto`` took.
+        chosen, choice_seconds: Why, and how long it took to choose.
+    """
+
+    def __init__(self, graph: Path, cell: Cell, paced: dict[str, str]):
+        self._graph, self._cell, self._paced = graph, cell, paced
+        self.seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+        self.problems: dict[str, str] = {}
+        self.stopped: dict[str, float] = {}
+        self.taken: list[str] = []
+        self.chosen: list[str] = []
+        self.choice_seconds: list[float] = []
+
+    def train(self, way: str) -> None:
+        """Trains once, unless the way was stopped before, or ``auto`` has just gone it."""
+        if way in self.problems or way in self.taken[-1:]:
+            return
+        known = [found[0] for found in self.seconds.values() if found]
+        limit = _SLOWEST * min(known) if known and way != AUTO else None
+        try:
+            seconds, result = _train(self._graph, self._cell, WAYS[way], self._paced, limit)
+        except subprocess.TimeoutExpired as late:
+            self.problems[way], self.stopped[way] = f"stopped after {late.timeout:.1f} s", late.timeout
+        except OutcropError as error:
+            self.problems[way] = str(error)
+        else:
+            self.seconds[way].append(seconds)
+            if way == AUTO:
+                self._note(seconds, result)
+
+    def _note(self, seconds: float, result: Mapping[str, Any]) -> None:
+        way = "online, spooled" if result["spooled_epochs"] else result["mode"]
+        self.taken.append(way)
+        self.chosen.append(result["chosen"])
+        self.choice_seconds.append(result["choice_seconds"])
+        self.seconds[way].append(seconds - result["choice_seconds"])
+
+
 def _measure(folder: Path, cell: Cell, rounds: int, log: Log) -> dict[str, Any]:
     graph = ensure_graph(folder, cell.shape, log)
     small = ensure_graph(folder, replace(cell.shape, name="regimes-start", nodes=1000, edges=5000), log)
     paced = _paced(graph, cell.disk)
-    times: dict[str, list[float]] = {way: [] for way in WAYS}
-    starts, said, problems = [], "", {}
-    stopped: dict[str, float] = {}
+    done, starts = _Trainings(graph, cell, paced), []
     for _ in range(rounds):
         starts.append(_train(small, cell, WAYS["packed"], paced)[0])
-        for way, options in WAYS.items():
-            known = [found[0] for found in times.values() if found]
-            limit = _SLOWEST * min(known) if known and way != AUTO else None
-            if way in problems:
-                continue
-            try:
-                seconds, result = _train(graph, cell, options, paced, limit)
-            except subprocess.TimeoutExpired as late:
-                problems[way], stopped[way] = f"stopped after {late.timeout:.1f} s", late.timeout
-            except OutcropError as error:
-                problems[way] = str(error)
-            else:
-                times[way].append(seconds)
-                if way == AUTO:
-                    said = f"{result['mode']}: {result['chosen']}"
+        for way in WAYS:
+            done.train(way)
     start = median(starts)
-    stopped = {way: late - start for way, late in stopped.items()}
-    seconds = {way: max(median(found) - start, 0.0) if found else None for way, found in times.items()}
+    seconds = {way: max(median(found) - start, 0.0) if found else None for way, found in done.seconds.items()}
     ways = {way: s for way, s in seconds.items() if way != AUTO and s is not None}
     best = min(ways, key=lambda way: ways[way]) if ways else None
     mine = seconds[AUTO]
-    regret = None if best is None or mine is None else mine / ways[best]
     return {
         "cell": asdict(cell),
         "memory_bytes": cell.memory_bytes,
         "start_seconds": start,
         "seconds": seconds,
-        "all_seconds": times,
-        "stopped": stopped,
+        "all_seconds": done.seconds,
+        "stopped": {way: late - start for way, late in done.stopped.items()},
         "best": best,
-        "regret": regret,
-        "auto": said,
-        "problems": problems,
+        "regret": None if best is None or mine is None else mine / ways[best],
+        "taken": done.taken,
+        "chosen": done.chosen,
+        "choice_seconds": done.choice_seconds,
+        "problems": done.problems,
     }
 
 
@@ -244,6 +276,7 @@ def _train(
     """
     made = graph.with_name(graph.name + ".run")
     shutil.rmtree(made, ignore_errors=True)
+    drop_page_cache()
     command: list[str | Path] = [
         "train",
         graph,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -30,15 +32,27 @@ from outcrop.training.last_checkpoint import meta_of_last
 
 
 class Choices:
-    """Tells what was chosen for the user when it is, and keeps it for the report."""
+    """Tells what was chosen for the user when it is, and keeps it for the report.
+
+    Attributes:
+        seconds: What looking at the machine and at batches took, before anything was prepared.
+    """
 
     def __init__(self, on_choice: Callable[[str], None] | None):
         self._on_choice = on_choice
         self._lines: list[str] = []
+        self.seconds = 0.0
 
     @property
     def text(self) -> str:
         return "\n".join(self._lines)
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Counts the time within as time of choosing."""
+        begun = time.monotonic()
+        yield
+        self.seconds += time.monotonic() - begun
 
     def add(self, why: str) -> None:
         if not why:

@@ -107,7 +107,8 @@ class TrainRequest:
         check_complete(graph)
         objective = choose_objective(graph.label_kind, training.loss, training.metric)
         check_class_weights(graph, training.class_weights)
-        batches = _choose_batches(asked, said, group)
+        with said.timed():
+            batches = _choose_batches(asked, said, group)
         if graph.leaves_rows and training.test and batches.mode.prepares:
             training = replace(training, test=False)
             said.add(f"the test nodes are not scored, whose rows are not packed: {graph.what_is_left()}")
@@ -145,7 +146,8 @@ class TrainRequest:
         elif asked.mode is None and not (
             is_auto(asked.limits.memory) or isinstance(asked.run, Path | Refresh)
         ):
-            return found._in_fastest_mode(said)
+            with said.timed():
+                return found._in_fastest_mode(said)
         return found
 
     def _in_fastest_mode(self, said: Choices) -> TrainRequest:

@@ -34,8 +34,8 @@ def test_the_first_cells_differ_from_the_middle_in_one_factor_and_none_comes_twi
 class Trainings:
     """Stands for training: each way takes its seconds, or ends in what it raises."""
 
-    def __init__(self, seconds: dict[str, Any]):
-        self.seconds, self.limits, self.count = seconds, [], 0
+    def __init__(self, seconds: dict[str, Any], taken: str):
+        self.seconds, self.taken, self.limits, self.count = seconds, taken, [], 0
 
     def __call__(
         self, graph: Path, cell: Cell, way: list[str], paced: dict[str, str], limit: float | None = None
@@ -47,7 +47,7 @@ class Trainings:
         self.limits.append((name, limit))
         if isinstance(found := self.seconds[name], Exception):
             raise found
-        return found, {"mode": "packed", "chosen": "because"}
+        return found, {"mode": self.taken, "spooled_epochs": 0, "chosen": "because", "choice_seconds": 0.5}
 
 
 @pytest.fixture
@@ -55,8 +55,10 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def ensure(folder: Path, shape: GraphShape, log: object) -> Path:
         return folder / f"{shape.name}.oc"
 
-    def run(seconds: dict[str, Any], count: int = 1, rounds: int = 3) -> tuple[dict[str, Any], Trainings]:
-        trainings = Trainings(seconds)
+    def run(
+        seconds: dict[str, Any], count: int = 1, rounds: int = 3, taken: str = "packed"
+    ) -> tuple[dict[str, Any], Trainings]:
+        trainings = Trainings(seconds, taken)
         monkeypatch.setattr(regimes, "_train", trainings)
         monkeypatch.setattr(regimes, "ensure_graph", ensure)
         monkeypatch.setattr(regimes, "_paced", lambda graph, disk: {})
@@ -68,16 +70,25 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_regret_is_the_time_of_auto_over_that_of_the_best_way_without_starting(measured):
     found, trainings = measured({"packed": 11.0, "online, spooled": 6.0, "online": 21.0, AUTO: 9.0})
     (cell,) = found["cells"].values()
-    assert cell["seconds"] == {"packed": 10.0, "online, spooled": 5.0, "online": 20.0, AUTO: 8.0}
+    # auto was packed, and took half a second to choose it.
+    assert cell["seconds"] == {"packed": 7.5, "online, spooled": 5.0, "online": 20.0, AUTO: 8.0}
+    assert (cell["taken"], cell["choice_seconds"]) == (["packed"] * 3, [0.5] * 3)
     assert (cell["best"], cell["regret"]) == ("online, spooled", 1.6)
     assert found["shares"] == {"most": 0.0, "all": 0.0}
     assert not found["holds"]
     assert trainings.limits[:4] == [
         (AUTO, None),
-        ("packed", 13.5),
-        ("online, spooled", 13.5),
+        ("online, spooled", 12.75),
         ("online", 9.0),
+        (AUTO, None),
     ]
+
+
+def test_ways_that_auto_did_not_take_are_trained(measured):
+    found, _ = measured({"packed": 4.0, "online, spooled": 6.0, "online": 21.0, AUTO: 5.5}, taken="online")
+    (cell,) = found["cells"].values()
+    assert cell["seconds"] == {"packed": 3.0, "online, spooled": 5.0, "online": 4.0, AUTO: 4.5}
+    assert (cell["best"], cell["regret"]) == ("packed", 1.5)
 
 
 def test_ways_that_fail_or_take_too_long_are_left_out_and_told(measured):
@@ -103,10 +114,10 @@ def test_a_cell_in_which_auto_alone_fails_holds_no_bar(measured):
 
 
 def test_the_same_command_goes_on_where_it_was_stopped(measured, tmp_path: Path):
-    seconds = {"packed": 11.0, "online, spooled": 6.0, "online": 21.0, AUTO: 6.0}
+    seconds = {"packed": 11.0, "online, spooled": 6.0, "online": 21.0, AUTO: 9.0}
     measured(seconds, count=2)
     found, trainings = measured(dict.fromkeys(seconds, 3.0), count=3)
-    assert trainings.count == 3 * 5  # one cell more
+    assert trainings.count == 3 * 4  # one cell more
     assert [cell["best"] for cell in found["cells"].values()][:2] == ["online, spooled"] * 2
     assert len(json.loads((tmp_path / "regimes.json").read_text())["measured"]) == 3
     assert [row[0] for row in found["rows"]] == [cell.name for cell in islice(regimes.cells(), 3)]
