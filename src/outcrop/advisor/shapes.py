@@ -19,7 +19,7 @@ from outcrop.store.graph import Graph
 
 _VALUE_BYTES = 4
 # What no machine stays below: products and moves of a training step, and what it takes of next to nothing.
-_LEAST_OPERATIONS_PER_S, _LEAST_BYTES_PER_S, _LONGEST_STEP_S = 2e9, 2.5e8, 0.01
+_LEAST_OPERATIONS_PER_S, _LEAST_BYTES_PER_S, _LONGEST_STEP_S = 2e9, 2.5e8, 0.05
 
 
 @dataclass(frozen=True)

@@ -151,8 +151,8 @@ class TrainRequest:
         return found
 
     def _in_fastest_mode(self, said: Choices) -> TrainRequest:
-        """Returns the same training in mode ``online`` where it is predicted to end sooner than with preparing, and
-        nothing is prepared yet; else this one. Both train on the same batches.
+        """Returns the same training in mode ``online`` where it is predicted to end surely sooner than with preparing,
+        and nothing is prepared yet; else this one. Both train on the same batches.
         """
         graph, asked, online = self.graph, self.batch_request, Online(**self.mode.common)
         most = most_bytes(graph, asked.sampling, asked.limits)
@@ -169,11 +169,11 @@ class TrainRequest:
             online.check(graph, self.training.device)
         except ArgumentError:
             return self
-        looked = spool.look(asked)
-        if isinstance(looked, spool.Looked) and not looked.direct_may_be_sooner(graph, self.model):
+        facts = spool.look(asked)
+        if isinstance(facts, spool.SpoolingFacts) and not facts.direct_may_be_sooner(graph, self.model):
             return self  # torch is not loaded yet: preparing has its memory for the neighbour lists
-        spooling = spool.decide_spooling(asked, self.learning, looked)
-        if not (spooling.direct_fits and 0 < spooling.direct_s < spooling.spooled_s):
+        spooling = spool.decide_spooling(asked, self.learning, facts)
+        if not (spooling.direct_fits and spooling.direct_is_sooner):
             return self
         said.add(
             f"mode online: {asked.epochs} {'epoch is' if asked.epochs == 1 else 'epochs are'} predicted to take "

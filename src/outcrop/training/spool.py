@@ -67,15 +67,15 @@ def supply(
 
 
 @dataclass(frozen=True)
-class Looked:
+class SpoolingFacts:
     """Holds what a few batches say of a training, before anybody knows what a step takes.
 
     Attributes:
-        facts: What choices depend on, with steps that take no time.
+        workload: What choices depend on, with steps that take no time.
         hardware: The disk, as it was just measured, and the cores.
     """
 
-    facts: WorkloadFacts
+    workload: WorkloadFacts
     seen: auto.BatchProbe
     hardware: Hardware
 
@@ -88,10 +88,10 @@ class Looked:
         step_s = shapes.longest_step(
             shapes.network_of(graph, model), shapes.shape_of(graph, self.seen.batches)
         )
-        return choose.may_be_sooner_direct(self.facts, self.hardware, step_s * self.seen.count)
+        return choose.may_be_sooner_direct(self.workload, self.hardware, step_s * self.seen.count)
 
 
-def look(request: BatchRequest) -> Looked | SpoolDecision:
+def look(request: BatchRequest) -> SpoolingFacts | SpoolDecision:
     """Looks at the rates of the disk and at a few batches; returns the decision where it does not depend on them."""
     graph, limits = request.graph, request.limits
     direct = SpoolDecision(0, limits.disk_space, "")
@@ -110,31 +110,31 @@ def look(request: BatchRequest) -> Looked | SpoolDecision:
     if rough is None:
         return direct
     with _looking(request.progress):
-        return Looked(*_facts(request, rough.disk.bytes_per_s), rough)
+        return SpoolingFacts(*_facts(request, rough.disk.bytes_per_s), rough)
 
 
 def decide_spooling(
-    request: BatchRequest, learning: LearningTask, looked: Looked | SpoolDecision | None = None
+    request: BatchRequest, learning: LearningTask, facts: SpoolingFacts | SpoolDecision | None = None
 ) -> SpoolDecision:
     """Decides whether and how to spool, by the rates of the disk, a few batches, and a training step.
 
     It takes less than a second.
 
     Args:
-        looked: What :func:`look` gave; None: it is called.
+        facts: What :func:`look` gave; None: it is called.
     """
-    looked = looked or look(request)
-    if isinstance(looked, SpoolDecision):
-        return looked
-    graph, limits, seen = request.graph, request.limits, looked.seen
+    facts = facts or look(request)
+    if isinstance(facts, SpoolDecision):
+        return facts
+    graph, limits, seen = request.graph, request.limits, facts.seen
     assert limits.memory is not None
     with _looking(request.progress):
-        facts = _with_steps(looked.facts, seen, graph, learning)
+        work = _with_steps(facts.workload, seen, graph, learning)
         limit = epochs_at_a_time.disk_limit(graph.path.resolve().parent, limits.disk_space)
         parts = epochs_at_a_time.parts_of_epoch(
             graph, request.sampling, limits, limit, _prepares_beside(learning)
         )
-    found = choose.choose_spooling(replace(facts, parts=parts), looked.hardware)
+    found = choose.choose_spooling(replace(work, parts=parts), facts.hardware)
     return replace(found, direct_fits=seen.most_bytes(graph) <= limits.memory // _DIRECT_SHARE)
 
 

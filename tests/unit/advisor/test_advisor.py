@@ -452,6 +452,14 @@ def test_whether_a_step_has_to_be_measured_before_packing_is_chosen():
     assert not choose.may_be_sooner_direct(new, here, direct_s / 2)
     assert choose.may_be_sooner_direct(new, here, 2 * direct_s)
     assert choose.may_be_sooner_direct(replace(new, missing=0.001), here, 0.0)
+    # Reads may take a third longer than is predicted; 0: nobody has looked.
+    reading = choose.choose_spooling(new, here)
+    assert reading.direct_most_s == pytest.approx(4 / 3 * reading.direct_s, rel=0.01)
+    hidden = choose.choose_spooling(replace(new, compute_s=2 * direct_s), here)
+    assert hidden.direct_most_s == pytest.approx(hidden.direct_s, rel=0.01)
+    for direct_s, most_s, sooner in ((7.0, 9.0, True), (8.0, 11.0, False), (0.0, 0.0, False)):
+        decision = choose.SpoolDecision(0, None, "", 10.0, direct_s, direct_most_s=most_s)
+        assert decision.direct_is_sooner == sooner
 
 
 @pytest.mark.parametrize("model", MODELS)
