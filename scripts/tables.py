@@ -234,6 +234,7 @@ TABLES = {
     "typed-quality": Table("typed-quality.json"),
     "loader": Table("loader.json", loader, command="outcrop bench loader"),
     "prepare": Table("prepare.json"),
+    "regimes": Table("regimes.json"),
     "small-batches": Table("small-batches.json"),
     "checks": Table("checks.json"),
     "paranoid": Table("paranoid.json"),
