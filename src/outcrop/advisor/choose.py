@@ -23,7 +23,7 @@ _DISK_SHARE = 0.9  # of what is free may be taken
 _LEAST_DISK = 1.2  # times the rows of an epoch's distinct nodes: below that sharing does not help
 _SCAN_SHARE = 4  # reading all features once is a quarter, at the most, of what a spool reads and writes
 _MOST_EPOCHS = 16  # at a time: training begins soon, however little is written
-_STEPS = 16  # times of computing between none and the longest that are looked at
+_TIMES_TRIED = 16  # of computing, between none and the longest
 _SLOWER_READS = (
     4 / 3
 )  # times as long reads of rows may take as is predicted: 34 s were where 45 s were measured
@@ -128,7 +128,7 @@ class SpoolDecision:
     @property
     def direct_is_sooner(self) -> bool:
         """Tells whether reading rows as batches are drawn is predicted to end sooner than packing them, also where its
-        reads take as much longer as predictions are off: what they take of the processor is not in them.
+        reads take as much longer as predictions are off, which leave out the processor time of reading.
         """
         return 0 < max(self.direct_s, self.direct_most_s) < self.spooled_s
 
@@ -195,7 +195,9 @@ def choose_spooling(facts: WorkloadFacts, hardware: Hardware) -> SpoolDecision:
             why = _why_parts(
                 facts, parts_s, f"{direct_s:.3g} s if rows are read as batches are drawn (--disk-space 0)"
             )
-            return SpoolDecision(many, limit, why, parts_s, direct_s, parts=facts.parts)
+            return SpoolDecision(
+                many, limit, why, parts_s, direct_s, parts=facts.parts, direct_most_s=direct_most_s
+            )
         spooled_s = parts_s if space < least else spooled_s
     if space < least:
         needed = format_bytes(spool.fraction.denominator * least)
@@ -220,7 +222,7 @@ def may_be_sooner_direct(facts: WorkloadFacts, hardware: Hardware, longest_s: fl
     """Tells whether :attr:`SpoolDecision.direct_is_sooner` where computing an epoch takes some time of at most
     ``longest_s`` seconds.
     """
-    times = [longest_s * step / _STEPS for step in range(_STEPS + 1)]
+    times = [longest_s * step / _TIMES_TRIED for step in range(_TIMES_TRIED + 1)]
     found = (choose_spooling(replace(facts, compute_s=compute_s), hardware) for compute_s in times)
     return any(one.direct_is_sooner for one in found)
 

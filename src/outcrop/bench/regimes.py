@@ -9,7 +9,7 @@ that of the best way.
 
 The first cells differ from the middle one in one factor; then come cells drawn at random, always the same. Cells whose
 training would take very long are left out, and so are ways in which memory is too small. A way that takes half as long
-again as the best so far is stopped: it cannot change the regret. What was measured is kept in ``regimes.json`` in the
+again as the best of its round is stopped: it is not the best. What was measured is kept in ``regimes.json`` in the
 folder of the benchmark: the same command goes on where it was stopped.
 """
 
@@ -139,7 +139,12 @@ def run(folder: Path, count: int, rounds: int, log: Log) -> dict[str, Any]:
 
 
 def summary(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the table, and how often ``auto`` is how far from the best way: where it fails alone, infinitely far."""
+    """Returns the table, and how often ``auto`` is how far from the best way: where it fails alone, infinitely far.
+
+    Args:
+        found: By the name of a cell what :func:`_measure` gave.
+    """
+    found = {name: {**cell, **_compared(cell)} for name, cell in found.items()}
     regrets = {
         name: inf if cell["regret"] is None else cell["regret"]
         for name, cell in found.items()
@@ -177,6 +182,21 @@ def _said(cell: Mapping[str, Any], way: str) -> str:
     return "-" if (late := cell["stopped"].get(way)) is None else f"> {late:.0f} s"
 
 
+def _compared(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the seconds of each way, None where it was not trained to its end in every round; the best way; and the
+    regret of ``auto``, None where one of them is not known.
+    """
+    seconds = {
+        way: max(median(times) - cell["start_seconds"], 0.0) if times and way not in cell["stopped"] else None
+        for way, times in cell["all_seconds"].items()
+    }
+    ways = {way: s for way, s in seconds.items() if way != AUTO and s is not None}
+    best = min(ways, key=lambda way: ways[way]) if ways else None
+    mine = seconds[AUTO]
+    regret = None if best is None or mine is None else mine / ways[best]
+    return {"seconds": seconds, "best": best, "regret": regret}
+
+
 class _Trainings:
     """Trains in one cell, and keeps what each way took.
 
@@ -193,16 +213,20 @@ class _Trainings:
         self.seconds: dict[str, list[float]] = {way: [] for way in WAYS}
         self.problems: dict[str, str] = {}
         self.stopped: dict[str, float] = {}
+        self._known: list[float] = []  # seconds of this round
         self.taken: list[str] = []
         self.chosen: list[str] = []
         self.choice_seconds: list[float] = []
+
+    def begin_round(self) -> None:
+        """Forgets how fast the disk was: ways are stopped by those of their round."""
+        self._known = []
 
     def train(self, way: str) -> None:
         """Trains once, unless the way was stopped before, or ``auto`` has just gone it."""
         if way in self.problems or way in self.taken[-1:]:
             return
-        known = [found[0] for found in self.seconds.values() if found]
-        limit = _SLOWEST * min(known) if known and way != AUTO else None
+        limit = _SLOWEST * min(self._known) if self._known and way != AUTO else None
         try:
             seconds, result = _train(self._graph, self._cell, WAYS[way], self._paced, limit)
         except subprocess.TimeoutExpired as late:
@@ -211,6 +235,7 @@ class _Trainings:
             self.problems[way] = str(error)
         else:
             self.seconds[way].append(seconds)
+            self._known.append(seconds)
             if way == AUTO:
                 self._note(seconds, result)
 
@@ -220,6 +245,7 @@ class _Trainings:
         self.chosen.append(result["chosen"])
         self.choice_seconds.append(result["choice_seconds"])
         self.seconds[way].append(seconds - result["choice_seconds"])
+        self._known.append(self.seconds[way][-1])
 
 
 def _measure(folder: Path, cell: Cell, rounds: int, log: Log) -> dict[str, Any]:
@@ -229,22 +255,15 @@ def _measure(folder: Path, cell: Cell, rounds: int, log: Log) -> dict[str, Any]:
     done, starts = _Trainings(graph, cell, paced), []
     for _ in range(rounds):
         starts.append(_train(small, cell, WAYS["packed"], paced)[0])
+        done.begin_round()
         for way in WAYS:
             done.train(way)
-    start = median(starts)
-    seconds = {way: max(median(found) - start, 0.0) if found else None for way, found in done.seconds.items()}
-    ways = {way: s for way, s in seconds.items() if way != AUTO and s is not None}
-    best = min(ways, key=lambda way: ways[way]) if ways else None
-    mine = seconds[AUTO]
     return {
         "cell": asdict(cell),
         "memory_bytes": cell.memory_bytes,
-        "start_seconds": start,
-        "seconds": seconds,
+        "start_seconds": median(starts),
         "all_seconds": done.seconds,
-        "stopped": {way: late - start for way, late in done.stopped.items()},
-        "best": best,
-        "regret": None if best is None or mine is None else mine / ways[best],
+        "stopped": {way: late - median(starts) for way, late in done.stopped.items()},
         "taken": done.taken,
         "chosen": done.chosen,
         "choice_seconds": done.choice_seconds,

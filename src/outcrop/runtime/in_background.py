@@ -26,7 +26,7 @@ class InBackground:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._thread is not None:
+        if self._thread is not None and self._thread.ident is not None:
             self._thread.join()
 
     def begin(self, work: Callable[[], None]) -> None:
@@ -38,13 +38,15 @@ class InBackground:
             BaseException: What the function before it raised.
         """
         self.wait()
-        thread = threading.Thread(target=self._run, args=(work,), name=self._name)
+        self._thread = threading.Thread(target=self._run, args=(work,), name=self._name)
         try:
-            threads.start([thread])
+            threads.start([self._thread])
         except IoError:
-            self._run(work)
-        else:
-            self._thread = thread
+            self._thread = None
+            try:
+                work()
+            except Exception as error:
+                self._error = error  # as if it came from a thread; an interrupt ends this one
 
     def _run(self, work: Callable[[], None]) -> None:
         try:

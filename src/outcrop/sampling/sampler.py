@@ -98,6 +98,7 @@ class BatchSampler:
         fanouts = every_fanout(config, graph)
         self.graph, self.config = graph, config
         positions = graph.has_edge_rows or config.edge_weights or config.edge_ids
+        weights = config.sampler == "weighted" or config.edge_weights
         self._by_type = graph.is_typed or positions  # as positions come
         self._distinct = wants_distinct_edges(config, graph)
         self._runtime = runtime
@@ -109,8 +110,8 @@ class BatchSampler:
         }
         # The sampler's scratch and the results that wait first: the topology can also stay on disk.
         free = int(runtime.budget.free_bytes * memory_fraction)
-        coming = coming_bytes(runtime)
-        on_disk = placement_of(topology, topology_bytes(graph), free, coming) == "paged"
+        placement = placement_of(topology, topology_bytes(graph), free, coming_bytes(runtime))
+        on_disk = placement == "paged"
         self._wave = Wave(config, graph, free, runtime, on_disk, at_once)
         if on_disk:  # more at a time want the same page: that is worth more than keeping pages
             epoch = max((-(-len(ids) // config.batch_size) for ids in self.ids.values()), default=_FEW)
@@ -122,9 +123,10 @@ class BatchSampler:
         self.topology = load_topology(
             graph,
             runtime,
-            placement="paged" if on_disk else topology,
+            # What looks anew may have less memory to look at: the wave is made for this one.
+            placement=placement if on_disk or (placement == "map" and not weights) else topology,
             memory_fraction=memory_fraction,
-            values=EdgeValues(config.sampler == "weighted" or config.edge_weights, positions),
+            values=EdgeValues(weights, positions),
             page_cache=page_cache,
         )
         options = {

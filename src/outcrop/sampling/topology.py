@@ -23,7 +23,7 @@ from outcrop.store.arrays import DiskArray
 from outcrop.store.graph import Graph
 
 _AT_ONCE = 1 << 16  # weights that are read from disk at a time to be added up
-_TORCH_BYTES = 192 << 20  # of a process that imports it
+_TORCH_BYTES = 256 << 20  # that a process takes more once it has imported it
 _LIST_INDEX = 40  # bytes besides the neighbours of a cached list, most of them while it is read
 
 
@@ -245,7 +245,9 @@ def placement_of(asked: str, wanted_bytes: int, available_bytes: int, coming_byt
 
 def coming_bytes(runtime: Runtime) -> int:
     """Returns what this process will take still: the rest of the budget, and what torch does where it is not loaded."""
-    return runtime.budget.free_bytes + (0 if "torch" in sys.modules else _TORCH_BYTES)
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    loaded = spec is not None and not getattr(spec, "_initializing", False)  # not while a thread imports it
+    return runtime.budget.free_bytes + (0 if loaded else _TORCH_BYTES)
 
 
 def load_topology(

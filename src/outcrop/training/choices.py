@@ -35,7 +35,7 @@ class Choices:
     """Tells what was chosen for the user when it is, and keeps it for the report.
 
     Attributes:
-        seconds: What looking at the machine and at batches took, before anything was prepared.
+        seconds: What choosing mode and limits took, before anything was prepared.
     """
 
     def __init__(self, on_choice: Callable[[str], None] | None):

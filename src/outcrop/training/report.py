@@ -17,7 +17,7 @@ class TrainReport:
         prepared_epochs: Epochs prepared at a time; None: batches were drawn as they were wanted. Where an epoch was
             prepared in parts, ``pools`` say which ``batches`` each had.
         chosen: What was chosen for the user, and why: lines.
-        choice_seconds: Seconds that looking at the machine and at batches took for it, before anything was prepared.
+        choice_seconds: Seconds that choosing mode and limits took, before anything was prepared.
         model: The trained :class:`outcrop.nn.models.Model` with the parameters of ``best_epoch``, in eval mode, on the
             device of the training. Not in ``as_dict``, where ``model`` is ``model_name``.
         model_file: The checkpoint of this model; None without a checkpoint folder.

@@ -169,7 +169,7 @@ class TrainRequest:
             online.check(graph, self.training.device)
         except ArgumentError:
             return self
-        facts = spool.look(asked)
+        facts = spool.look(asked, self.learning)
         if isinstance(facts, spool.SpoolingFacts) and not facts.direct_may_be_sooner(graph, self.model):
             return self  # torch is not loaded yet: preparing has its memory for the neighbour lists
         spooling = spool.decide_spooling(asked, self.learning, facts)

@@ -72,6 +72,7 @@ class SpoolingFacts:
 
     Attributes:
         workload: What choices depend on, with steps that take no time.
+        seen: The batches.
         hardware: The disk, as it was just measured, and the cores.
     """
 
@@ -91,7 +92,7 @@ class SpoolingFacts:
         return choose.may_be_sooner_direct(self.workload, self.hardware, step_s * self.seen.count)
 
 
-def look(request: BatchRequest) -> SpoolingFacts | SpoolDecision:
+def look(request: BatchRequest, learning: LearningTask) -> SpoolingFacts | SpoolDecision:
     """Looks at the rates of the disk and at a few batches; returns the decision where it does not depend on them."""
     graph, limits = request.graph, request.limits
     direct = SpoolDecision(0, limits.disk_space, "")
@@ -110,7 +111,13 @@ def look(request: BatchRequest) -> SpoolingFacts | SpoolDecision:
     if rough is None:
         return direct
     with _looking(request.progress):
-        return SpoolingFacts(*_facts(request, rough.disk.bytes_per_s), rough)
+        work, seen = _facts(request, rough.disk.bytes_per_s)
+        limit = epochs_at_a_time.disk_limit(parent, limits.disk_space)
+        parts = epochs_at_a_time.parts_of_epoch(
+            graph, request.sampling, limits, limit, _prepares_beside(learning)
+        )
+    system.return_freed_memory()
+    return SpoolingFacts(replace(work, parts=parts), seen, rough)
 
 
 def decide_spooling(
@@ -118,23 +125,19 @@ def decide_spooling(
 ) -> SpoolDecision:
     """Decides whether and how to spool, by the rates of the disk, a few batches, and a training step.
 
-    It takes less than a second.
+    It takes less than a second, and what loading torch takes where it is not loaded.
 
     Args:
         facts: What :func:`look` gave; None: it is called.
     """
-    facts = facts or look(request)
+    facts = facts or look(request, learning)
     if isinstance(facts, SpoolDecision):
         return facts
     graph, limits, seen = request.graph, request.limits, facts.seen
     assert limits.memory is not None
     with _looking(request.progress):
         work = _with_steps(facts.workload, seen, graph, learning)
-        limit = epochs_at_a_time.disk_limit(graph.path.resolve().parent, limits.disk_space)
-        parts = epochs_at_a_time.parts_of_epoch(
-            graph, request.sampling, limits, limit, _prepares_beside(learning)
-        )
-    found = choose.choose_spooling(replace(work, parts=parts), facts.hardware)
+    found = choose.choose_spooling(work, facts.hardware)
     return replace(found, direct_fits=seen.most_bytes(graph) <= limits.memory // _DIRECT_SHARE)
 
 

@@ -104,6 +104,20 @@ def test_ways_that_fail_or_take_too_long_are_left_out_and_told(measured):
     assert len([way for way, _ in trainings.limits if way == "online"]) == 1  # not in every round
 
 
+def test_a_way_that_was_stopped_in_one_round_is_not_the_best():
+    """Its other rounds may have been those of a faster disk."""
+    cell = {
+        "cell": {},
+        "start_seconds": 1.0,
+        "all_seconds": {AUTO: [6.0, 9.0], "packed": [5.0, 8.0], "online, spooled": [5.0], "online": []},
+        "stopped": {"online, spooled": 13.0, "online": 6.5},
+    }
+    (found,) = regimes.summary({"one": cell})["cells"].values()
+    assert found["seconds"] == {AUTO: 6.5, "packed": 5.5, "online, spooled": None, "online": None}
+    assert (found["best"], found["regret"]) == ("packed", 6.5 / 5.5)
+    assert regimes.summary({"one": cell})["rows"][0][3] == "> 13 s"
+
+
 def test_a_cell_in_which_auto_alone_fails_holds_no_bar(measured):
     failing = OutcropError("memory is too small")
     found, _ = measured({"packed": 11.0, "online, spooled": failing, "online": failing, AUTO: failing})

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,7 +21,7 @@ from outcrop.preparation.sample import BatchOrigin, sample
 from outcrop.runtime import system
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.sampler import BatchSampler
-from outcrop.sampling.topology import load_topology, placement_of
+from outcrop.sampling.topology import coming_bytes, load_topology, placement_of
 from outcrop.store.batches import BatchGraph
 from outcrop.testing import write_graph
 from sampling_support import Csc, csc, draw, random_csc, same
@@ -453,6 +456,23 @@ def test_what_does_not_fit_is_mapped_where_the_system_has_room(monkeypatch, budg
 def test_what_is_known_to_come_leaves_room_for_less(monkeypatch, system_has, coming, placement):
     monkeypatch.setattr(system, "available_memory", lambda: system_has)
     assert placement_of("automatic", 1000, 999, coming) == placement
+
+
+def test_torch_is_still_to_come_until_it_is_imported(make_runtime: Make, monkeypatch):
+    """``sys.modules`` has it from the moment at which a thread begins to import it."""
+    runtime = make_runtime("1MiB")
+    module = ModuleType("torch")
+    module.__spec__ = ModuleSpec("torch", None)
+    with_torch = {}
+    for state in ("none", "begun", "there"):
+        if state == "none":
+            monkeypatch.delitem(sys.modules, "torch", raising=False)
+        else:
+            monkeypatch.setitem(sys.modules, "torch", module)
+            module.__spec__._initializing = state == "begun"
+        with_torch[state] = coming_bytes(runtime) - runtime.budget.free_bytes
+    assert with_torch["none"] == with_torch["begun"] >= 200 << 20
+    assert with_torch["there"] == 0
 
 
 def test_the_system_knows_its_memory():
