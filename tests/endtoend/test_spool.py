@@ -342,3 +342,23 @@ def test_looking_at_batches_says_whether_they_fit(graph: Graph, monkeypatch: pyt
     finally:
         shutil.rmtree(graph.path.with_name(graph.path.name + ".run"), ignore_errors=True)
     assert [one.direct_fits for one in found] == [True, False]
+
+
+def test_what_is_chosen_from_knows_the_parts_of_an_epoch(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Preparing in parts takes longer: whether a step has to be measured depends on them, too."""
+    monkeypatch.setattr(spool, "LEAST_BYTES", 0)
+    monkeypatch.setattr("outcrop.advisor.machine.rough_hardware", lambda _: FAST_SEEKS)
+    monkeypatch.setattr(spool.epochs_at_a_time, "parts_of_epoch", lambda *_: 7)
+    seen: list[int] = []
+    monkeypatch.setattr(
+        spool.SpoolingFacts, "direct_may_be_sooner", lambda self, *_: bool(seen.append(self.workload.parts))
+    )
+    try:
+        assert online(graph, mode=None, memory="2MiB", epochs=1).mode == "packed"
+    finally:
+        for path in graph.path.parent.iterdir():
+            if path.name != graph.path.name:
+                shutil.rmtree(path)
+    assert seen == [7]

@@ -24,9 +24,8 @@ _LEAST_DISK = 1.2  # times the rows of an epoch's distinct nodes: below that sha
 _SCAN_SHARE = 4  # reading all features once is a quarter, at the most, of what a spool reads and writes
 _MOST_EPOCHS = 16  # at a time: training begins soon, however little is written
 _TIMES_TRIED = 16  # of computing, between none and the longest
-_SLOWER_READS = (
-    4 / 3
-)  # times as long reads of rows may take as is predicted: 34 s were where 45 s were measured
+# Reads of rows may take so many times as long as is predicted: 34 s were predicted where 45 s were measured.
+_SLOWER_READS = 4 / 3
 _WORTH = 1.25  # times as fast: for less nobody's disk is filled
 
 

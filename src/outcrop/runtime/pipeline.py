@@ -1,4 +1,4 @@
-"""The pipeline: the only place with Python threads.
+"""The pipeline: stages in threads of their own. A single thing beside another runs in :mod:`.in_background`.
 
 Items pass through stages in order, each stage in a thread of its own, over bounded queues. The first error ends
 everything and reaches the consumer; leaving early (break, exception, garbage collection) ends the threads at once.

@@ -53,3 +53,6 @@ def test_where_the_system_refuses_a_thread_work_is_done_at_once(monkeypatch: pyt
         done: list[int] = []
         background.begin(lambda: done.append(1))
         assert done == [1]
+        background.begin(lambda: done.remove(2))
+        with pytest.raises(ValueError, match="not in list"):
+            background.wait()

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -98,13 +99,15 @@ def test_batches_are_prepared_while_torch_is_imported(tmp_path: Path, run: str, 
     assert json.loads(done.stdout) == [expected.batch_losses, expected.test_accuracy]
 
 
-def outcrop_with_torch(tmp_path: Path, torch: str, *command: str | Path) -> subprocess.CompletedProcess[str]:
+def outcrop_with_torch(
+    tmp_path: Path, torch: str, *command: str | Path, program: Sequence[str] = ("-m", "outcrop")
+) -> subprocess.CompletedProcess[str]:
     """Runs a command with another torch."""
     (tmp_path / "torch.py").write_text(torch)
     environment = child_environment()
     environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment["PYTHONPATH"]])
     return subprocess.run(
-        [sys.executable, "-m", "outcrop", *command],
+        [sys.executable, *program, *command],
         env=environment,
         capture_output=True,
         text=True,
@@ -154,18 +157,11 @@ def test_choosing_the_mode_measures_a_step_where_it_may_matter_alone(
     tmp_path: Path, seeks: str, needs_torch: bool
 ) -> None:
     """Where reading rows directly cannot be sooner done, torch comes while batches are prepared."""
-    (tmp_path / "torch.py").write_text("raise OSError('torch is loaded')\n")
-    environment = child_environment()
-    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), environment["PYTHONPATH"]])
-    code, command = CHOOSING.format(seeks=seeks), ("--memory", "4MiB", "--dry-run", "--json", "-", *COMMAND)
-    ended = subprocess.run(
-        [sys.executable, "-c", code, "train", small_graph(tmp_path / "g").path, *command],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=HANGS_SECONDS,
-        check=False,
-    )
+    graph = small_graph(tmp_path / "g").path
+    options = ("--memory", "4MiB", "--dry-run", "--json", "-", *COMMAND)
+    program = ("-c", CHOOSING.format(seeks=seeks))
+    torch = "raise OSError('torch is loaded')\n"
+    ended = outcrop_with_torch(tmp_path, torch, "train", graph, *options, program=program)
     if needs_torch:
         assert (ended.returncode, ended.stderr) == (1, "error: torch is loaded\n")
     else:
