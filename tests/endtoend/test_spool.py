@@ -18,7 +18,7 @@ from outcrop.advisor import auto
 from outcrop.advisor.choose import Choice, SpoolDecision
 from outcrop.api.train import train
 from outcrop.config import parse_size
-from outcrop.errors import ArgumentError, OutcropError
+from outcrop.errors import ArgumentError, BudgetError, OutcropError
 from outcrop.nn.models import build_model
 from outcrop.runtime.hardware import Disk, Hardware
 from outcrop.store import lock
@@ -362,3 +362,13 @@ def test_what_is_chosen_from_knows_the_parts_of_an_epoch(
             if path.name != graph.path.name:
                 shutil.rmtree(path)
     assert seen == [7]
+
+
+def test_a_budget_too_small_to_look_is_refused_with_the_smallest(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool, "LEAST_BYTES", 0)
+    monkeypatch.setattr("outcrop.advisor.machine.rough_hardware", lambda _: FAST_SEEKS)
+    with pytest.raises(BudgetError, match="the smallest budget that can is"):
+        online(graph, mode=None, memory="16KiB")
+    shutil.rmtree(graph.path.with_name(graph.path.name + ".run"), ignore_errors=True)

@@ -11,7 +11,7 @@ from outcrop.advisor.choose import SpoolDecision
 from outcrop.advisor.epochs_at_a_time import epochs_there, most_bytes, num_batches
 from outcrop.config import Checkpoints, DeviceConfig, ModelConfig, Refresh, TrainConfig
 from outcrop.config.sampling import EXTERNAL
-from outcrop.errors import ArgumentError
+from outcrop.errors import ArgumentError, BudgetError
 from outcrop.loading.modes import Mode, Online, Packed
 from outcrop.loading.open import check_types
 from outcrop.loading.open import check_weights as require_weights_loaded
@@ -169,7 +169,10 @@ class TrainRequest:
             online.check(graph, self.training.device)
         except ArgumentError:
             return self
-        facts = spool.look(asked, self.learning)
+        try:
+            facts = spool.look(asked, self.learning)
+        except BudgetError:  # preparing will say what it needs
+            return self
         if isinstance(facts, spool.SpoolingFacts) and not facts.direct_may_be_sooner(graph, self.model):
             return self  # torch is not loaded yet: preparing has its memory for the neighbour lists
         spooling = spool.decide_spooling(asked, self.learning, facts)
