@@ -355,12 +355,17 @@ class Draft:
         needed = self.disk_bytes()
         if config.disk_space is None or needed <= config.disk_space:
             return
-        shared = (
-            "with every row that is not in memory stored once" if self.layout != UNSHARED else "as packed"
+        searched = config.layout in ("cost", "heuristic")
+        stored = (
+            "with every row that is not in memory stored once" if searched else f"in layout {config.layout}"
         )
+        if self.layout == UNSHARED:
+            stored = "as packed"
+        other = "" if searched else ", or leave the layout to --layout cost"
         raise BudgetError(
-            f"the run needs {exact_bytes(needed)} of disk {shared} ({needed / graph.feature_bytes:.2f}x the features), "
+            f"the run needs {exact_bytes(needed)} of disk {stored} ({needed / graph.feature_bytes:.2f}x the features), "
             f"the limit is {exact_bytes(config.disk_space)}; the smallest --disk-space that does is "
-            f"{least_bytes(needed)}, or sample fewer epochs (--epochs), or raise --memory so that more rows are cached",
+            f"{least_bytes(needed)}{other}, or sample fewer epochs (--epochs), or raise --memory so that more rows are "
+            "cached",
             limit="disk",
         )

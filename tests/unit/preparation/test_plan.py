@@ -320,6 +320,24 @@ def test_a_refused_disk_space_names_the_smallest_that_works(made, tmp_path):
         planned(graph, tmp_path, runtime, sample_set, replace(config, disk_space=smallest - 1))
 
 
+@pytest.mark.parametrize(
+    ("layout", "said", "other"),
+    [
+        ("cost", "with every row that is not in memory stored once", False),
+        ("heuristic", "with every row that is not in memory stored once", False),
+        ("packed", "as packed", True),
+        ("2,1", "in layout 2,1", True),
+    ],
+)
+def test_a_refused_disk_space_says_how_rows_would_lie(made, tmp_path, layout: str, said: str, other: bool):
+    """A layout that was asked for may take more than one that is searched for: the message says that there is one."""
+    graph, sample_set, runtime = made
+    config = config_with_cache(sample_set, 100, 40, disk_space=5000, layout=layout)
+    with pytest.raises(BudgetError, match=f"of disk {said} \\(") as refused:
+        planned(graph, tmp_path, runtime, sample_set, config)
+    assert ("leave the layout to --layout cost" in str(refused.value)) is other
+
+
 def test_a_run_takes_no_more_disk_than_it_was_allowed(tmp_path, make_runtime):
     graph = a_graph(tmp_path / "g", make_runtime(threads=1), width=25)
     options = {"fanouts": (4, 4), "batch_size": 20, "memory": "3MiB", "epochs": 2}
