@@ -228,11 +228,11 @@ def placement_of(asked: str, wanted_bytes: int, available_bytes: int, coming_byt
     """Chooses ``memory`` where it fits; else ``map`` where the system can surely cache all of it; else ``paged``.
 
     A topology that the system cannot cache is read hundreds of times as slowly as one that it can: there has to be room
-    for twice its bytes, or for a quarter more than them beside what this process is known to take still.
+    for twice its bytes, or for a quarter more than them beside what is known to be taken still.
 
     Args:
         available_bytes: Of the budget, for a topology in memory.
-        coming_bytes: What this process will take still; None: nobody knows.
+        coming_bytes: What will be taken still (:func:`coming_bytes`); None: nobody knows.
     """
     check_topology(asked)
     if asked != "automatic":
@@ -244,10 +244,13 @@ def placement_of(asked: str, wanted_bytes: int, available_bytes: int, coming_byt
 
 
 def coming_bytes(runtime: Runtime) -> int:
-    """Returns what this process will take still: the rest of the budget, and what torch does where it is not loaded."""
+    """Returns what this process and those that share its memory will take still: the rest of their budgets, and what
+    torch does where it is not loaded.
+    """
     spec = getattr(sys.modules.get("torch"), "__spec__", None)
     loaded = spec is not None and not getattr(spec, "_initializing", False)  # not while a thread imports it
-    return runtime.budget.free_bytes + (0 if loaded else _TORCH_BYTES)
+    processes = 1 if runtime.sharing is None else runtime.sharing.processes
+    return processes * (runtime.budget.free_bytes + (0 if loaded else _TORCH_BYTES))
 
 
 def load_topology(

@@ -20,6 +20,7 @@ from outcrop.errors import ArgumentError, BudgetError, FormatError, IoError
 from outcrop.preparation.sample import BatchOrigin, sample
 from outcrop.runtime import system
 from outcrop.runtime.runtime import Runtime
+from outcrop.runtime.sharing import Among
 from outcrop.sampling.sampler import BatchSampler
 from outcrop.sampling.topology import coming_bytes, load_topology, placement_of
 from outcrop.store.batches import BatchGraph
@@ -473,6 +474,12 @@ def test_torch_is_still_to_come_until_it_is_imported(make_runtime: Make, monkeyp
         with_torch[state] = coming_bytes(runtime) - runtime.budget.free_bytes
     assert with_torch["none"] == with_torch["begun"] >= 200 << 20
     assert with_torch["there"] == 0
+
+
+def test_all_processes_of_the_machine_are_to_come(make_runtime: Make):
+    """Lists are mapped once for all of them, but each fills its own budget."""
+    alone, shared = make_runtime("1MiB"), make_runtime("1MiB", sharing=Among(3))
+    assert coming_bytes(shared) == 3 * coming_bytes(alone)
 
 
 def test_the_system_knows_its_memory():
