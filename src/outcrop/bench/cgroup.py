@@ -1,8 +1,8 @@
-"""Runs a command under a real memory limit: a control group that counts page cache too, version 1 or 2.
+"""Runs a command under a real memory limit, and with a slower disk: control groups, version 1 or 2.
 
-The limit is the kernel's, so it also covers what no budget of ours counts. Needs root and a writable memory
-controller; LimitUnavailable says why it cannot be set. Swap is switched off inside the group,
-but for 4 MiB in version 1.
+The limits are the kernel's, so that of memory also covers what no budget of ours counts, page cache too, and that of a
+disk what is read through the page cache. Needs root and writable controllers; LimitUnavailable says why they cannot be
+set. Swap is switched off inside the group, but for 4 MiB in version 1.
 """
 
 from __future__ import annotations
@@ -49,6 +49,53 @@ class LimitedRun:
 
 
 @dataclass(frozen=True)
+class SlowDisk:
+    """Says what the kernel lets through to the disk under a file, reads and writes each.
+
+    What version 1 writes out of the page cache by itself is not held back.
+
+    Attributes:
+        path: The file, or a folder.
+        bytes_per_second, requests_per_second: None: as many as there are.
+    """
+
+    path: Path
+    bytes_per_second: int | None = None
+    requests_per_second: int | None = None
+
+    @property
+    def device(self) -> str:
+        """Returns the numbers of the disk, of which the file system may lie on a part: ``254:0``."""
+        device = self.path.stat().st_dev
+        entry = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
+        if not entry.exists():
+            raise LimitUnavailable(f"{self.path} lies on no block device, which could be slowed down")
+        return (
+            ((entry.resolve().parent if (entry / "partition").exists() else entry) / "dev")
+            .read_text()
+            .strip()
+        )
+
+    def as_variables(self) -> dict[str, str]:
+        """Returns the variables of the environment by which Outcrop itself keeps to these rates."""
+        rates = {"OUTCROP_IO_RATE": self.bytes_per_second, "OUTCROP_IO_REQUESTS": self.requests_per_second}
+        return {name: str(rate) for name, rate in rates.items() if rate is not None}
+
+    def limits(self, version: int) -> dict[str, str]:
+        """Returns what has to be written to which file of a group."""
+        device, rates = self.device, {"bps": self.bytes_per_second, "iops": self.requests_per_second}
+        if version == 2:
+            given = [f"{way}{key}={rate}" for way in "rw" for key, rate in rates.items() if rate is not None]
+            return {"io.max": " ".join([device, *given])}
+        return {
+            f"blkio.throttle.{way}_{key}_device": f"{device} {rate}"
+            for way in ("read", "write")
+            for key, rate in rates.items()
+            if rate is not None
+        }
+
+
+@dataclass(frozen=True)
 class _Controller:
     """Names the files of one version of the memory controller, and the folder in which groups may be made."""
 
@@ -85,10 +132,12 @@ def memory_limited(
     cwd: Path | None = None,
     timeout_seconds: float | None = 100,
     capture: bool = True,
+    disk: SlowDisk | None = None,
 ) -> LimitedRun:
     """Runs ``command`` with at most ``limit_bytes`` of memory, its page cache included.
 
     Args:
+        disk: A disk that is to be slower.
         capture: Collect standard output and error; otherwise what it prints is lost, and its errors and progress go to
             this process's standard error.
 
@@ -97,11 +146,12 @@ def memory_limited(
         LimitUnavailable: the limit cannot be set here.
     """
     controller = _find_controller()
-    with _group(controller, limit_bytes) as group:
-        # The shell enters the group and becomes the command: no moment of it runs outside the limit.
-        enter = 'echo $$ > "$0" && exec "$@"'
+    with _memory_group(controller, limit_bytes) as group, _slowed(disk, controller, group) as slowed:
+        # The shell enters the groups and becomes the command: no moment of it runs outside the limits.
+        enter = 'echo $$ > "$0" && echo $$ > "$1" && shift && exec "$@"'
+        groups = [str(one / "cgroup.procs") for one in (group, slowed)]
         process = subprocess.Popen(
-            ["sh", "-c", enter, str(group / "cgroup.procs"), *map(str, command)],
+            ["sh", "-c", enter, *groups, *map(str, command)],
             stdout=subprocess.PIPE if capture else subprocess.DEVNULL,
             stderr=subprocess.PIPE if capture else None,
             text=True,
@@ -158,17 +208,52 @@ def _own_groups(controller: str, mount: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _group(controller: _Controller, limit_bytes: int) -> Iterator[Path]:
-    group = controller.parent / f"outcrop-{os.getpid()}-{next(_numbers)}"
+def _memory_group(controller: _Controller, limit_bytes: int) -> Iterator[Path]:
+    with _group(controller.parent) as group:
+        (group / controller.limit).write_text(str(limit_bytes))
+        swap = group / controller.swap
+        if swap.exists():  # absent where the kernel does not count swap
+            swap.write_text(str(limit_bytes + _SWAP_MARGIN_BYTES) if controller.version == 1 else "0")
+        yield group
+
+
+@contextmanager
+def _slowed(disk: SlowDisk | None, memory: _Controller, group: Path) -> Iterator[Path]:
+    """Yields the group in which ``disk`` is slower: in version 2 that of memory, which is all where there is none."""
+    if disk is None:
+        yield group
+        return
+    limits = disk.limits(memory.version)
+    if memory.version == 2:
+        _write_limits(group, limits)
+        yield group
+        return
+    wanted = next(iter(limits), "blkio.throttle.read_bps_device")
+    parents = _own_groups("blkio", Path("/sys/fs/cgroup/blkio"))
+    parent = next((one for one in parents if (one / wanted).exists() and os.access(one, os.W_OK)), None)
+    if parent is None:
+        raise LimitUnavailable("no controller of disks among control groups is available here")
+    with _group(parent) as own:
+        _write_limits(own, limits)
+        yield own
+
+
+def _write_limits(group: Path, limits: Mapping[str, str]) -> None:
+    try:
+        for name, text in limits.items():
+            (group / name).write_text(text)
+    except OSError as error:
+        raise LimitUnavailable(f"the disk cannot be slowed down here: {error}") from None
+
+
+@contextmanager
+def _group(parent: Path) -> Iterator[Path]:
+    group = parent / f"outcrop-{os.getpid()}-{next(_numbers)}"
     try:
         group.mkdir()
     except OSError as error:
         raise LimitUnavailable(f"control groups cannot be made here: {error}") from None
     try:
-        (group / controller.limit).write_text(str(limit_bytes))
-        swap = group / controller.swap
-        if swap.exists():  # absent where the kernel does not count swap
-            swap.write_text(str(limit_bytes + _SWAP_MARGIN_BYTES) if controller.version == 1 else "0")
         yield group
     finally:
         _kill_all(group)

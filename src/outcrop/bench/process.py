@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from outcrop.bench.cgroup import LimitUnavailable, memory_limited
+from outcrop.bench.cgroup import LimitUnavailable, SlowDisk, memory_limited
 from outcrop.errors import OutcropError
 from outcrop.runtime.system import outcrop_command
 
@@ -33,7 +33,7 @@ def outcrop(
     *,
     limit_bytes: int | None = None,
     quiet: bool = True,
-    environment: Mapping[str, str] | None = None,
+    disk: SlowDisk | None = None,
     timeout_seconds: float | None = None,
 ) -> CommandResult:
     """Runs ``outcrop ARGUMENTS --json ...`` and returns its result.
@@ -41,7 +41,7 @@ def outcrop(
     Args:
         limit_bytes: Limit by control group; without root the command runs unlimited, and the result says so.
         quiet: Without progress bars.
-        environment: Variables that it has beside those of this process.
+        disk: A disk that is to be slower; without root the engine waits by itself where it reads and writes.
         timeout_seconds: What it may take; None: as long as it does.
 
     Raises:
@@ -53,12 +53,12 @@ def outcrop(
         command = outcrop_command(*map(str, arguments), "--json", str(out))
         command += ["--quiet"] if quiet else []
         limit, peak = limit_bytes, None
-        variables = {**os.environ, **(environment or {})}
+        variables = dict(os.environ)
         try:
             if limit_bytes is None:
                 raise LimitUnavailable("none asked for")
             run = memory_limited(
-                command, limit_bytes, env=variables, timeout_seconds=timeout_seconds, capture=quiet
+                command, limit_bytes, env=variables, timeout_seconds=timeout_seconds, capture=quiet, disk=disk
             )
             code, error, peak = run.returncode, run.stderr, run.peak_bytes
             if run.oom_killed:
@@ -74,7 +74,7 @@ def outcrop(
                 stderr=pipe,
                 text=True,
                 check=False,
-                env=variables,
+                env=variables | (disk.as_variables() if disk else {}),
                 timeout=timeout_seconds,
             )
             code, error = plain.returncode, plain.stderr or ""

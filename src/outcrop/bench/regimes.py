@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from outcrop.bench.cgroup import drop_page_cache
+from outcrop.bench.cgroup import SlowDisk, drop_page_cache
 from outcrop.bench.epoch import ALLOWANCE_BYTES, Log, ensure_graph
 from outcrop.bench.graphs import GraphShape
 from outcrop.bench.kept import Kept
@@ -208,8 +208,8 @@ class _Trainings:
         chosen, choice_seconds: Why, and how long it took to choose.
     """
 
-    def __init__(self, graph: Path, cell: Cell, paced: dict[str, str]):
-        self._graph, self._cell, self._paced = graph, cell, paced
+    def __init__(self, graph: Path, cell: Cell, disk: SlowDisk | None):
+        self._graph, self._cell, self._disk = graph, cell, disk
         self.seconds: dict[str, list[float]] = {way: [] for way in WAYS}
         self.problems: dict[str, str] = {}
         self.stopped: dict[str, float] = {}
@@ -228,7 +228,7 @@ class _Trainings:
             return
         limit = _SLOWEST * min(self._known) if self._known and way != AUTO else None
         try:
-            seconds, result = _train(self._graph, self._cell, WAYS[way], self._paced, limit)
+            seconds, result = _train(self._graph, self._cell, WAYS[way], self._disk, limit)
         except subprocess.TimeoutExpired as late:
             self.problems[way], self.stopped[way] = f"stopped after {late.timeout:.1f} s", late.timeout
         except OutcropError as error:
@@ -251,15 +251,16 @@ class _Trainings:
 def _measure(folder: Path, cell: Cell, rounds: int, log: Log) -> dict[str, Any]:
     graph = ensure_graph(folder, cell.shape, log)
     small = ensure_graph(folder, replace(cell.shape, name="regimes-start", nodes=1000, edges=5000), log)
-    paced = _paced(graph, cell.disk)
-    done, starts = _Trainings(graph, cell, paced), []
+    disk = _slowed(graph, cell.disk)
+    done, starts = _Trainings(graph, cell, disk), []
     for _ in range(rounds):
-        starts.append(_train(small, cell, WAYS["packed"], paced)[0])
+        starts.append(_train(small, cell, WAYS["packed"], disk)[0])
         done.begin_round()
         for way in WAYS:
             done.train(way)
     return {
         "cell": asdict(cell),
+        "disk": None if disk is None else disk.as_variables(),
         "memory_bytes": cell.memory_bytes,
         "start_seconds": median(starts),
         "all_seconds": done.seconds,
@@ -271,23 +272,23 @@ def _measure(folder: Path, cell: Cell, rounds: int, log: Log) -> dict[str, Any]:
     }
 
 
-def _paced(graph: Path, disk: str) -> dict[str, str]:
-    """Returns the variables of the environment that make this disk one of another rate."""
+def _slowed(graph: Path, disk: str) -> SlowDisk | None:
+    """Returns what makes this disk one of another rate; None: it is to be as it is."""
     if disk == "its own":
-        return {}
-    rates = read_rates(graph / "features.bin")
+        return None
+    path = graph / "features.bin"
+    rates = read_rates(path)
     assert rates is not None
     if disk == "random at a tenth":
-        return {"OUTCROP_IO_REQUESTS": str(int(rates["random_ops_per_s"] / 10))}
+        return SlowDisk(path, None, int(rates["random_ops_per_s"] / 10))
     share = {"a third": 3, "a tenth": 10}[disk]
-    return {
-        "OUTCROP_IO_RATE": str(int(rates["sequential_bytes_per_s"] / share)),
-        "OUTCROP_IO_REQUESTS": str(int(rates["random_ops_per_s"] / share)),
-    }
+    return SlowDisk(
+        path, int(rates["sequential_bytes_per_s"] / share), int(rates["random_ops_per_s"] / share)
+    )
 
 
 def _train(
-    graph: Path, cell: Cell, way: list[str], paced: dict[str, str], limit: float | None = None
+    graph: Path, cell: Cell, way: list[str], disk: SlowDisk | None, limit: float | None = None
 ) -> tuple[float, dict[str, Any]]:
     """Trains from nothing; returns the seconds of the whole command, and its result.
 
@@ -314,7 +315,7 @@ def _train(
     capped = cell.memory_bytes + ALLOWANCE_BYTES
     started = time.perf_counter()
     try:
-        done = outcrop(command, limit_bytes=capped, environment=paced, timeout_seconds=limit)
+        done = outcrop(command, limit_bytes=capped, disk=disk, timeout_seconds=limit)
         return time.perf_counter() - started, done.result
     finally:
         shutil.rmtree(made, ignore_errors=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from cgroup import memory_limited
+from outcrop.bench.cgroup import SlowDisk
 
 MIB = 1 << 20
 ALLOCATE = "import sys; data = bytearray(int(sys.argv[1])); data[::4096] = data[::4096]; print(len(data))"
@@ -54,6 +56,49 @@ def test_a_command_that_hangs_is_killed_with_its_children():
     assert child > 0
     status = Path(f"/proc/{child}/stat")
     assert not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+
+
+@pytest.mark.parametrize(
+    ("way", "slow", "least_seconds"),
+    [
+        ("read", {"bytes_per_second": 2 * MIB}, 1.5),
+        ("write", {"bytes_per_second": 2 * MIB}, 1.5),
+        ("read", {"requests_per_second": 32}, 1.5),  # 64 requests of 64 KiB
+        ("read", {"bytes_per_second": 1 << 40}, 0.0),
+    ],
+)
+def test_a_disk_is_as_slow_as_it_is_to_be(
+    tmp_path: Path, way: str, slow: dict[str, int], least_seconds: float
+):
+    """Four MiB past the page cache, in pieces of 64 KiB; no upper bound, as other work may be in the way."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(4 * MIB))
+    os.sync()
+    direct = ["dd", "bs=64k", "count=64", "conv=notrunc"]
+    direct += (
+        [f"if={path}", "of=/dev/null", "iflag=direct"]
+        if way == "read"
+        else ["if=/dev/zero", f"of={path}", "oflag=direct"]
+    )
+    began = time.monotonic()
+    run = memory_limited(direct, 50 * MIB, disk=SlowDisk(path, **slow))
+    if "Invalid argument" in run.stderr:
+        pytest.skip("files here cannot be read past the page cache")
+    assert run.returncode == 0, run.stderr
+    assert time.monotonic() - began >= least_seconds
+
+
+def test_what_slows_a_disk_down_in_either_version(tmp_path: Path):
+    disk = SlowDisk(tmp_path, 1000, 7)
+    device = SlowDisk(tmp_path).device
+    assert disk.limits(2) == {"io.max": f"{device} rbps=1000 riops=7 wbps=1000 wiops=7"}
+    assert disk.limits(1) == {
+        "blkio.throttle.read_bps_device": f"{device} 1000",
+        "blkio.throttle.read_iops_device": f"{device} 7",
+        "blkio.throttle.write_bps_device": f"{device} 1000",
+        "blkio.throttle.write_iops_device": f"{device} 7",
+    }
+    assert SlowDisk(tmp_path, None, 7).as_variables() == {"OUTCROP_IO_REQUESTS": "7"}
 
 
 def test_exit_status_and_errors_come_back():

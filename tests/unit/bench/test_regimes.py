@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from outcrop.bench import regimes
+from outcrop.bench.cgroup import SlowDisk
 from outcrop.bench.graphs import GraphShape
 from outcrop.bench.regimes import AUTO, Cell
 from outcrop.errors import OutcropError
@@ -31,6 +32,24 @@ def test_the_first_cells_differ_from_the_middle_in_one_factor_and_none_comes_twi
     assert {cell.disk for cell in every} == {"its own", "a third", "a tenth", "random at a tenth"}
 
 
+@pytest.mark.parametrize(
+    ("disk", "slowed"),
+    [
+        ("its own", None),
+        ("a third", (400, 20)),
+        ("a tenth", (120, 6)),
+        ("random at a tenth", (None, 6)),
+    ],
+)
+def test_disks_are_slowed_from_the_rates_that_they_have(
+    monkeypatch: pytest.MonkeyPatch, disk: str, slowed: tuple[int | None, int] | None
+):
+    rates = {"sequential_bytes_per_s": 1200.0, "random_ops_per_s": 60.0}
+    monkeypatch.setattr(regimes, "read_rates", lambda path: rates)
+    found = regimes._slowed(Path("g.oc"), disk)
+    assert found == (None if slowed is None else SlowDisk(Path("g.oc/features.bin"), *slowed))
+
+
 class Trainings:
     """Stands for training: each way takes its seconds, or ends in what it raises."""
 
@@ -38,7 +57,7 @@ class Trainings:
         self.seconds, self.taken, self.limits, self.count = seconds, taken, [], 0
 
     def __call__(
-        self, graph: Path, cell: Cell, way: list[str], paced: dict[str, str], limit: float | None = None
+        self, graph: Path, cell: Cell, way: list[str], disk: SlowDisk | None, limit: float | None = None
     ) -> tuple[float, dict[str, Any]]:
         self.count += 1
         if "start" in graph.name:
@@ -61,7 +80,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         trainings = Trainings(seconds, taken)
         monkeypatch.setattr(regimes, "_train", trainings)
         monkeypatch.setattr(regimes, "ensure_graph", ensure)
-        monkeypatch.setattr(regimes, "_paced", lambda graph, disk: {})
+        monkeypatch.setattr(regimes, "_slowed", lambda graph, disk: None)
         return regimes.run(tmp_path, count, rounds, silent), trainings
 
     return run
