@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # Fuzzes what reads files that may lie, guided by coverage: the targets of tests/fuzz in C++ (libFuzzer, under
 # AddressSanitizer and UndefinedBehaviorSanitizer), and the readers of tests/fuzz/readers.py in Python (atheris).
-#   scripts/fuzz.sh [--keep] [SECONDS] [TARGET...]   each that long (60), as many at a time as there are cores
+#   scripts/fuzz.sh [--keep] [--json FILE] [SECONDS] [TARGET...]   each that long (60), as many at a time as there are cores
 #   scripts/fuzz.sh --fixed [TARGET...]              what .ci/run does: a fixed number of inputs, the same each time
 # What was kept of earlier searches is in tests/fuzz/corpus/TARGET, what is found goes to build/fuzz/corpus, inputs that fail
-# to build/fuzz/failed. --keep chooses anew what is kept (scripts/keep_corpus.py).
+# to build/fuzz/failed. --keep chooses anew what is kept (scripts/keep_corpus.py), --json adds what was tried to the searches
+# that FILE lists (scripts/fuzz_figures.py).
 source "$(dirname "$0")/common.sh"
 source scripts/system.sh
-keep='' fixed=''
+keep='' fixed='' json=''
 if [ "${1:-}" = --keep ]; then keep=1; shift; fi
+if [ "${1:-}" = --json ]; then json=${2:?a file}; shift 2; fi
 if [ "${1:-}" = --fixed ]; then fixed=1; shift; fi
 seconds=60
 if [[ ${1:-} =~ ^[0-9]+$ ]]; then seconds=$1; shift; fi
@@ -65,4 +67,7 @@ fuzz() { # fuzz TARGET
 }
 export -f fuzz fixed_runs
 export logs seconds keep fixed python readers
-printf '%s\n' "${targets[@]}" | xargs -P "$jobs" -I{} bash -c 'set -euo pipefail; fuzz {}'
+status=0
+printf '%s\n' "${targets[@]}" | xargs -P "$jobs" -I{} bash -c 'set -euo pipefail; fuzz {}' || status=1
+[ -z "$json" ] || "$venv/bin/python" scripts/fuzz_figures.py "$json" "$logs" "${targets[@]}"
+exit $status

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs random sequences of commands on shared folders, disturbed, and compares each with the same command alone.
 
-    python -m tests.soak [--hours H | --sequences N] [--seed S] [--length L] [--out FILE] [--failures FOLDER]
+    python -m tests.soak [--hours H | --sequences N] [--share K/N] [--seed S] [--length L] [--out FILE]
     python -m tests.soak --replay FILE
 
 A sequence imports, prepares, trains, goes on training in other modes, infers, trains embeddings and verifies, in one
@@ -28,9 +28,14 @@ from typing import Any
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS)]
 
+from support import script  # noqa: E402
+from tiers import share_of  # noqa: E402
+
 from .operations import Operation, draw  # noqa: E402
 from .shrink import shrunk  # noqa: E402
 from .world import Oracle, Runner, World, fail_calls  # noqa: E402
+
+add_run = script("add_run").add_run
 
 
 class Soak:
@@ -88,26 +93,48 @@ class Soak:
         print("\n".join([f"FAILED {name}: {wrong}", *(f"   {line}" for line in lines)]), flush=True)
 
 
+def rows_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Adds up what runs did: a table of how often what was done."""
+    counts = sum((Counter(run["counts"]) for run in runs), Counter[str]())
+    return {
+        "hours": sum(run["seconds"] for run in runs) / 3600,
+        "sequences": sum(run["sequences"] for run in runs),
+        "failed": sum(len(run["failed"]) for run in runs),
+        "columns": ["what", "times"],
+        "rows": [[kind, f"{times:,}"] for kind, times in sorted(counts.items())],
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--hours", type=float, default=8.0)
     parser.add_argument("--sequences", type=int, help="ends after so many")
+    parser.add_argument("--share", default="1/1", help="K/N: of all sequences each N-th, from the K-th on")
     parser.add_argument("--seed", default="0")
     parser.add_argument("--length", type=int, default=25, help="operations of a sequence")
-    parser.add_argument("--out", type=Path, help="writes what was done")
+    parser.add_argument("--out", type=Path, help="adds what was done to the runs that this JSON file lists")
     parser.add_argument("--failures", type=Path, default=Path("build/soak"))
     parser.add_argument("--replay", type=Path, help="does the sequence of this file alone")
     asked = parser.parse_args()
     if asked.replay is not None and not asked.replay.is_file():
         parser.error(f"{asked.replay} is no file: name one that a failure left in --failures")
+    first, every = share_of(asked.share)
     library = fail_calls.started_with_library(["-m", "tests.soak", *sys.argv[1:]])
     from artifact_support import memory_folder
-    from outcrop.bench.origin import origin
 
     fail_calls.import_all()
     began = time.monotonic()
+
+    def keep() -> None:
+        if asked.out is not None:
+            done = {
+                "seed": asked.seed, "length": asked.length, "seconds": time.monotonic() - began,
+                "sequences": soak.sequences, "failed": soak.failed, "counts": dict(sorted(soak.counts.items())),
+            }  # fmt: skip
+            add_run(asked.out, "stress", done, rows_of, again=soak.sequences > 1)
+
     with memory_folder() as folder:
         fail_calls.make_inputs(folder / "made")
         soak = Soak(fail_calls.Shared(library), folder, asked.failures)
@@ -115,24 +142,20 @@ def main() -> int:
             told = json.loads(asked.replay.read_text())["operations"]
             soak.run(asked.replay.stem, [Operation.from_dict(one) for one in told])
         while asked.replay is None and time.monotonic() - began < 3600 * asked.hours:
-            if soak.sequences == asked.sequences:
+            number = first - 1 + every * soak.sequences
+            if asked.sequences is not None and number >= asked.sequences:
                 break
-            name = f"{asked.seed}-{soak.sequences}"
+            name = f"{asked.seed}-{number}"
             soak.run(name, draw(name, asked.length))
+            keep()
             print(
                 f"{soak.sequences} sequences, {soak.counts['operations']} operations, {len(soak.failed)} failed, "
                 f"{time.monotonic() - began:.0f} s",
                 flush=True,
             )
-    counts = dict(sorted(soak.counts.items()))
-    print(f"{soak.sequences} sequences, {len(soak.failed)} failed: {json.dumps(counts)}")
-    if asked.out is not None:
-        result = {
-            **origin("stress"), "seed": asked.seed, "length": asked.length, "seconds": time.monotonic() - began,
-            "sequences": soak.sequences, "failed": soak.failed, "columns": ["what", "times"],
-            "rows": [[kind, str(times)] for kind, times in counts.items()],
-        }  # fmt: skip
-        asked.out.write_text(json.dumps(result, indent=1))
+    print(
+        f"{soak.sequences} sequences, {len(soak.failed)} failed: {json.dumps(dict(sorted(soak.counts.items())))}"
+    )
     return len(soak.failed) > 0
 
 
