@@ -43,16 +43,16 @@ class State:
     Attributes:
         may: Digests; empty text: it is not there.
         broken: It may be anything in between: what was to make it was disturbed.
-        damaged: Somebody has changed its files.
+        damaged: Files of it that somebody has changed, by name.
     """
 
     may: set[str] = field(default_factory=lambda: {""})
     broken: bool = False
-    damaged: bool = False
+    damaged: frozenset[str] = frozenset()
 
     @property
     def unsure(self) -> bool:
-        return self.broken or self.damaged
+        return self.broken or bool(self.damaged)
 
 
 def digest(path: Path) -> str:
@@ -141,12 +141,12 @@ class Oracle:
         self._alike: dict[tuple[str, ...], tuple[str, str]] = {}
         self.wrong: list[str] = []
 
-    def expect(self, name: str, reads: Sequence[str], before: str) -> Expected:
-        """Says what command ``name`` does where what it reads holds ``reads`` and what it writes ``before``."""
-        key = (name, *reads, before)
+    def expect(self, command: Command, reads: Sequence[str], before: str) -> Expected:
+        """Says what ``command`` does where what it reads holds ``reads`` and what it writes ``before``."""
+        key = (command.arguments, *reads, before)
         if key not in self._known:
-            self._known[key] = self._run(COMMANDS[name], reads, before)
-            self._compare(name, reads, before, self._known[key])
+            self._known[key] = self._run(command, reads, before)
+            self._compare(command, reads, before, self._known[key])
         return self._known[key]
 
     def _run(self, command: Command, reads: Sequence[str], before: str) -> Expected:
@@ -159,29 +159,42 @@ class Oracle:
                 copy(self._kept(held), folder / artifact)
         status, said = self._runner.run(folder, command, Operation(""), 0)
         made = digest(folder / command.writes) if command.writes else ""
-        if made and not self._kept(made).exists():
-            self._folder.mkdir(exist_ok=True)
-            copy(folder / command.writes, self._kept(made))
+        self.keep(folder / command.writes, made)
         shutil.rmtree(folder)
         if status not in (0, 1):
             raise RuntimeError(f"{command.arguments}, undisturbed: status {status}\n{said}")
         return Expected(status, made, self._runner.calls_of_each(), said)
 
+    def keep(self, path: Path, held: str) -> None:
+        """Keeps a copy of what ``path`` holds, which commands may be run on."""
+        if held and not self._kept(held).exists():
+            self._folder.mkdir(exist_ok=True)
+            copy(path, self._kept(held))
+
+    def holds_but_for(self, path: Path, held: str, names: frozenset[str]) -> bool:
+        """Tells whether ``path`` holds what ``held`` names, in all files but those with ``names``."""
+        if not held:
+            return False
+        here, there = (
+            {name: data for name, data in _contents(one).items() if name not in names}
+            for one in (path, self._kept(held))
+        )
+        return here == there
+
     def _kept(self, held: str) -> Path:
         return self._folder / held
 
-    def _compare(self, name: str, reads: Sequence[str], before: str, found: Expected) -> None:
+    def _compare(self, command: Command, reads: Sequence[str], before: str, found: Expected) -> None:
         """What is alike must be the same, whichever way it came about."""
-        command = COMMANDS[name]
         if found.status or found.made in ("", before):
             return
         self._made_by.setdefault(found.made, command.alike)
-        runs = [self._made_by.get(held, "") for artifact, held in zip(command.reads, reads, strict=True)
-                if artifact == "g.run"]  # fmt: skip
+        reading = list(zip(command.reads, reads, strict=True))
+        runs = [self._made_by.get(held, "") for artifact, held in reading if artifact == "g.run"]
         if any(not made.startswith("prepare 3,3") for made in runs):
             return
-        key = (command.alike, *reads[:1])
-        way = f"{name} on {list(reads)}, from {before or 'nothing'}"
+        key = (command.alike, *(held for artifact, held in reading if artifact != "g.run"))
+        way = f"{' '.join(command.arguments)} on {list(reads)}, from {before or 'nothing'}"
         made, first = self._alike.setdefault(key, (found.made, way))
         if made != found.made:
             self.wrong.append(f"{way} makes other than {first}")
@@ -240,23 +253,22 @@ class World:
         return f"in the end there are still {hidden}" if hidden else ""
 
     def _remove_where_refused(self, name: str, state: State) -> None:
-        refused = any(expected.status for expected in self._expected(name))
+        refused = any(expected.status for expected in self._expected(COMMANDS[name]))
         if state.damaged or refused:
             self._change(Operation("remove", artifact=COMMANDS[name].writes))
 
-    def _expected(self, name: str) -> list[Expected]:
+    def _expected(self, command: Command) -> list[Expected]:
         """Returns what the command does in every state that its artifacts may be in."""
-        command = COMMANDS[name]
         reads = [sorted(self._states[one].may) for one in command.reads]
         before = sorted(self._states[command.writes].may | {""}) if command.writes else [""]
         if command.writes and not self._states[command.writes].unsure:
             before = sorted(self._states[command.writes].may)
-        combined = itertools.islice(itertools.product(*reads, before), 24)
-        return [self._oracle.expect(name, one[:-1], one[-1]) for one in combined]
+        combined = itertools.islice(itertools.product(*reads, before), 96)
+        return [self._oracle.expect(command, one[:-1], one[-1]) for one in combined]
 
     def _one(self, operation: Operation) -> str:
         name, command = operation.name, COMMANDS[operation.name]
-        expected = self._expected(name)
+        expected = self._expected(command)
         unsure = any(self._states[one].unsure for one in {*command.reads, command.writes} - {""})
         at = 0
         if operation.disturbed:
@@ -269,8 +281,8 @@ class World:
         if wrong := self._ending(operation, status, said, expected, unsure):
             return f"{operation}: {wrong}: {' '.join(said.split())[-600:]}"
         if not command.writes:
-            damaged = any(self._states[one].damaged for one in command.reads)
-            return f"{operation}: finds no damage" if status == 0 and damaged else ""
+            missed = status == 0 and name.startswith("verify") and self._states[command.arguments[1]].damaged
+            return f"{operation}: finds no damage" if missed else ""
         return self._after(operation, status, expected)
 
     def _ending(
@@ -298,26 +310,35 @@ class World:
         state, held = self._states[artifact], digest(self._folder / artifact)
         made = {one.made for one in expected if one.status == 0}
         if status == 0:
-            if held not in made:
+            path, damaged = self._folder / artifact, state.damaged
+            if held in made:
+                self._states[artifact] = State({held})
+            elif damaged and any(self._oracle.holds_but_for(path, one, damaged) for one in made):
+                self._states[artifact] = State(made, damaged=damaged)  # no part of what it had to read
+            else:
                 return f"{operation}: made what an undisturbed command does not ({held}, not one of {sorted(made)})"
-            self._states[artifact] = State({held})
             return ""
         if not operation.disturbed and not state.unsure:
             if held not in state.may:
                 return f"{operation}: ended with an error, and {artifact} is another"
             return ""
+        steps = [one for step in COMMANDS[operation.name].steps() for one in self._expected(step)]
+        made |= {one.made for one in steps if one.status == 0}
+        if artifact == "t.emb":  # holds vectors of an epoch that has only begun
+            self._oracle.keep(self._folder / artifact, held)
+            made.add(held)
         self._states[artifact] = State(state.may | made | {""}, broken=True, damaged=state.damaged)
         return ""
 
     def _two(self, operation: Operation) -> str:
         """Two commands at once: each succeeds, or says what is in its way."""
         names = (operation.name, operation.beside)
-        before = {name: self._expected(name) for name in names}
+        before = {name: self._expected(COMMANDS[name]) for name in names}
         for name in names:  # each may find what the other made
             if artifact := COMMANDS[name].writes:
                 self._states[artifact].may |= {one.made for one in before[name] if one.status == 0}
         legal = {
-            name: {one.made for one in [*before[name], *self._expected(name)] if one.status == 0}
+            name: {one.made for one in [*before[name], *self._expected(COMMANDS[name])] if one.status == 0}
             for name in names
         }
         logs = [self._folder.with_suffix(f".said{number}") for number in range(2)]
@@ -353,9 +374,12 @@ class World:
             return
         before = digest(path)
         if files := list(_files_of(path)):
-            damage(files[int(operation.place[0] * len(files))], operation.how, operation.place[1])
-        if digest(path) != before:
-            self._states[operation.artifact].damaged = True
+            file = files[int(operation.place[0] * len(files))]
+            damage(file, operation.how, operation.place[1])
+            if digest(path) != before:
+                self._states[operation.artifact].damaged |= {
+                    "" if file == path else str(file.relative_to(path))
+                }
 
 
 def _files_of(path: Path) -> Iterator[Path]:
