@@ -46,7 +46,9 @@ from typing import Any, NoReturn
 import safetensors.numpy
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
-sys.path.insert(0, str(TESTS))
+sys.path[:0] = [str(TESTS), str(Path(__file__).resolve().parent)]
+
+from add_run import add_run  # noqa: E402
 
 BESIDE = "hidden files"
 LIBRARY, SECONDS = "OUTCROP_FAILING_CALLS", 60
@@ -465,6 +467,7 @@ def parser_of(doc: str | None) -> argparse.ArgumentParser:
     """Returns a parser of what is typed for a search over jobs, which ``doc`` describes."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("jobs", nargs="*", help="by name; all unless given")
+    parser.add_argument("--json", type=Path, help="adds what was tried to the searches that this file lists")
     return parser
 
 
@@ -474,16 +477,38 @@ def chosen_jobs(inputs: Path, names: Sequence[str]) -> list[Job]:
     return [job for job in jobs(inputs) if not names or job.name in names]
 
 
+def note_job(file: Path | None, experiment: str, run: dict[str, Any]) -> None:
+    """Adds what was done to a job to the searches that a JSON file lists, of which the newest of each job counts.
+
+    Args:
+        run: ``job``, ``calls`` (what can fail in it), ``tried``, ``named`` (an error said what failed), ``wrong``.
+    """
+    if file is not None:
+        add_run(file, experiment, run, rows_of)
+
+
+def rows_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Puts the newest search of each job into a table."""
+    newest = {run["job"]: run for run in runs}
+    return {
+        "tried": sum(run["tried"] for run in newest.values()),
+        "wrong": sum(len(run["wrong"]) for run in newest.values()),
+        "columns": ["command", "calls", "tried", "ended with an error", "wrong"],
+        "rows": [
+            [name, *(f"{run[key]:,}" for key in ("calls", "tried", "named")), str(len(run["wrong"]))]
+            for name, run in newest.items()
+        ],
+    }
+
+
 def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--every", type=int, default=1, help="takes each N-th call alone")
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}")
     parser.add_argument("--at", type=int, help="takes this call alone")
-    parser.add_argument("--json", type=Path, help="writes what was tried")
     asked = parser.parse_args()
     library = started_with_library(sys.argv)
     from artifact_support import memory_folder
-    from outcrop.bench.origin import origin
 
     import_all()
     shared, began = Shared(library), time.monotonic()
@@ -492,6 +517,7 @@ def main() -> int:
         search = Search(shared, folder, lambda text: print(text, flush=True))
         for job in chosen:
             search.learn(job)
+            before, since = len(search.wrong), time.monotonic()
             for number, kind in enumerate(asked.kinds.split(",")):
                 if kind in job.spared:
                     continue
@@ -502,18 +528,12 @@ def main() -> int:
                         search.fail(job, kind, at, fault)
             print(f"{job.name}: {search.tried[job.name]} faults, {len(search.wrong)} wrong so far, "
                   f"{time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
-    total = search.tried.total()
-    print(f"{total} faults, {search.named.total()} named, {len(search.wrong)} wrong")
-    if asked.json is not None:
-        counts = {job.name: job.counted for job in chosen}
-        result = {
-            **origin("fail-calls"), "every": asked.every, "seconds": time.monotonic() - began, "calls": counts,
-            "faults": total, "named": search.named.total(), "wrong": search.wrong,
-            "columns": ["command", "calls", "faults", "ended with an error"],
-            "rows": [[str(cell) for cell in (job.name, sum(job.counted.values()), search.tried[job.name],
-                     search.named[job.name])] for job in chosen],
-        }  # fmt: skip
-        asked.json.write_text(json.dumps(result, indent=1))
+            note_job(asked.json, "fail-calls", {
+                "job": job.name, "every": asked.every, "kinds": job.counted, "calls": sum(job.counted.values()),
+                "tried": search.tried[job.name], "named": search.named[job.name], "wrong": search.wrong[before:],
+                "seconds": time.monotonic() - since,
+            })  # fmt: skip
+    print(f"{search.tried.total()} faults, {search.named.total()} named, {len(search.wrong)} wrong")
     return len(search.wrong) > 0
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Fails what goes through the io_uring of a command, one request in each run, and looks at what comes of it.
 
-    scripts/fail_rings.py [JOB ...] [--every N] [--faults EIO,...] [--at K]
+    scripts/fail_rings.py [JOB ...] [--every N] [--faults EIO,...] [--at K] [--json FILE]
 
 What a ring submits and completes lies in memory that it shares with the kernel, where scripts/fail_calls.py sees
 nothing. So the engine itself takes what FAULTS says for the kernel's answer (core/io/faults.h): for every k, in each
@@ -182,11 +182,12 @@ def main() -> int:
     if not rings_work():
         print("0 faults, 0 named, 0 wrong: there is no io_uring here")
         return 0
-    wrong, count, named = 0, 0, 0
+    wrong, count, named = list[str](), 0, 0
     folder = Path(tempfile.mkdtemp(prefix="outcrop-rings-"))
     try:
         for job in fail_calls.chosen_jobs(folder / "made", asked.jobs):
             requests = learn(job, folder / "case")
+            before = len(wrong), count, named
             for number, name in enumerate(asked.faults.split(",")):
                 first = 7 * number % min(asked.every, requests)
                 for at in [asked.at] if asked.at is not None else range(first, requests, asked.every):
@@ -194,13 +195,17 @@ def main() -> int:
                     was_named, problem = tried(job, folder / "case", at, FAULTS[name])
                     named += was_named
                     if problem:
-                        wrong += 1
-                        print(f"WRONG {job.name}: {name} at {at}: {problem}", flush=True)
-            print(f"{job.name}: {requests} requests, {count} faults, {wrong} wrong so far", flush=True)
+                        wrong.append(f"{job.name}: {name} at {at}: {problem}")
+                        print(f"WRONG {wrong[-1]}", flush=True)
+            print(f"{job.name}: {requests} requests, {count} faults, {len(wrong)} wrong so far", flush=True)
+            done = {"tried": count - before[1], "named": named - before[2], "wrong": wrong[before[0] :]}
+            fail_calls.note_job(
+                asked.json, "fail-rings", {"job": job.name, "every": asked.every, "calls": requests, **done}
+            )
     finally:
         shutil.rmtree(folder)
-    print(f"{count} faults, {named} named, {wrong} wrong")
-    return wrong > 0
+    print(f"{count} faults, {named} named, {len(wrong)} wrong")
+    return len(wrong) > 0
 
 
 if __name__ == "__main__":

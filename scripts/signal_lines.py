@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Sends a signal at lines of Python that a command runs, one in each run, and looks at what the command makes of it.
 
-    scripts/signal_lines.py [JOB ...] [--lines N] [--signals INT,TERM,HUP,INT+INT] [--at K] [--seed S]
+    scripts/signal_lines.py [JOB ...] [--lines N] [--signals INT,TERM,HUP,INT+INT] [--at K] [--seed S] [--json FILE]
 
 An undisturbed run of each job of scripts/fail_calls.py counts the lines of Outcrop's own code that its main thread
 runs. Then a signal comes at one of them, N of them at random for each signal, INT+INT being two in a row. The command
@@ -109,7 +109,7 @@ def main() -> int:
 
     import outcrop.cli.main  # noqa: F401
 
-    wrong, tried, slowest = list[str](), 0, 0.0
+    wrong, tried, ended_early, slowest = list[str](), 0, 0, 0.0
     folder = Path(tempfile.mkdtemp(prefix="outcrop-signals-"))
     try:
         case = folder / "case"
@@ -121,6 +121,7 @@ def main() -> int:
             job.want = job.found(case)
             shutil.rmtree(case)
             print(f"{job.name}: {undisturbed.counted} lines", flush=True)
+            before = len(wrong), tried, ended_early
             for name in asked.signals.split(","):
                 chance = random.Random(f"{asked.seed} {job.name} {name}")
                 for _ in range(1 if asked.at else asked.lines):
@@ -136,10 +137,14 @@ def main() -> int:
                         problem += f"; then the same command makes other {other}"
                     shutil.rmtree(case)
                     tried, slowest = tried + 1, max(slowest, seconds)
+                    ended_early += ended.status != 0
                     if problem:
                         wrong.append(f"{job.name}: {name} at line {at}, {ended.first}: {problem.strip('; ')}")
                         print(f"WRONG {wrong[-1]}\n   said: {ended.said[-700:]}", flush=True)
             print(f"{job.name}: {tried} signals, {len(wrong)} wrong so far", flush=True)
+            done = {"tried": tried - before[1], "named": ended_early - before[2], "wrong": wrong[before[0] :]}
+            more = {"calls": undisturbed.counted, "seed": asked.seed, "slowest_seconds": slowest}
+            fail_calls.note_job(asked.json, "signal-lines", {"job": job.name, **more, **done})
     finally:
         shutil.rmtree(folder)
     print(f"{tried} signals, {len(wrong)} wrong, the slowest end {slowest:.1f} s after its signal")

@@ -1,4 +1,4 @@
-"""Long searches, done a part at a time, are added up in one file (scripts/add_run.py, scripts/fuzz_figures.py)."""
+"""Long searches, done a part at a time, are added up in one file (scripts/add_run.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from support import script
 
 add_run = script("add_run").add_run
-fuzz_figures = script("fuzz_figures")
+fuzz_figures, fail_calls = script("fuzz_figures"), script("fail_calls")
 
 LOG = """#1048576 pulse  cov: 812 ft: 3120 corp: 412/88Kb exec/s: 174762 rss: 410Mb
 #1500000 DONE   cov: 812 ft: 3122 corp: 413/88Kb exec/s: 166666 rss: 410Mb
@@ -55,3 +55,23 @@ def test_targets_are_added_up() -> None:
     found = fuzz_figures.rows_of(runs)
     assert found["rows"] == [["csv", "30 min", "15", "1"], ["npy", "1 min", "1,000", "0"]]
     assert (found["least_minutes"], found["inputs"], found["failed"]) == (1, 1015, 1)
+
+
+def test_the_newest_search_of_a_job_counts(tmp_path: Path) -> None:
+    file = tmp_path / "calls.json"
+    whole = {
+        "job": "import",
+        "calls": 1200,
+        "tried": 2000,
+        "named": 1500,
+        "wrong": ["import: read 3: a traceback"],
+    }
+    for run in (whole, {**whole, "job": "infer", "wrong": []}, {**whole, "tried": 2001, "wrong": []}):
+        fail_calls.note_job(file, "fail-calls", run)
+    told = json.loads(file.read_text())
+    assert told["rows"] == [
+        ["import", "1,200", "2,001", "1,500", "0"],
+        ["infer", "1,200", "2,000", "1,500", "0"],
+    ]
+    assert (told["tried"], told["wrong"], len(told["runs"])) == (4001, 0, 3)
+    fail_calls.note_job(None, "fail-calls", whole)
