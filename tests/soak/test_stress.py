@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from artifact_support import child_environment
+from outcrop.loading.modes import MODES
 from support import REPOSITORY
 
 from .operations import BUILD, COMMANDS, ERRORS, KINDS, SIGNALS, Operation, draw
@@ -42,6 +43,23 @@ def test_sequences_have_all_that_there_is() -> None:
     }
     assert any(one.beside for one in drawn)
     assert [draw("x", 25)[at].name in ("damage", BUILD[at]) for at in range(3)]
+
+
+def test_models_of_finished_epochs_are_what_a_training_leaves() -> None:
+    steps = COMMANDS["train longer"].steps()
+    assert [step.arguments[step.arguments.index("--epochs") + 1] for step in steps] == ["1", "2"]
+    assert steps[1].alike == COMMANDS["train packed"].alike
+    assert COMMANDS["train partition"].alike != COMMANDS["train packed"].alike
+    assert not any(COMMANDS[name].steps() for name in ("import", "prepare", "infer", "verify run"))
+
+
+def test_every_mode_and_layout_is_there() -> None:
+    arguments = [command.arguments for command in COMMANDS.values()]
+    modes = {one[one.index("--mode") + 1] for one in arguments if "--mode" in one}
+    assert {"packed", *modes} == {mode.name for mode in MODES}
+    for option in ("--refresh", "--run", "--layout", "--parts", "--disk-space"):
+        assert any(option in one for one in arguments)
+    assert any(one[0] == "train" and not {"--mode", "--run", "--refresh"} & set(one) for one in arguments)
 
 
 def test_operations_come_back_from_json() -> None:
