@@ -74,12 +74,17 @@ class Soak:
         return fail_calls.wrong_of(fail_calls.Ended(status, said, 0, 0, ""), False, job)
 
     def run(self, name: str, operations: Sequence[Operation]) -> str:
-        """Does a sequence; one that fails is shrunk and written down."""
+        """Does a sequence; one that fails is written down, shrunk where it fails again."""
         self.sequences += 1
         wrong = self.wrong_of(operations, count=True)
         if wrong:
+            print(f"FAILED {name}: {wrong}", flush=True)  # at once: what time decides may not come again
             kind = wrong.rpartition(": ")[0][-60:]
-            short = shrunk(operations, lambda some: self.wrong_of(some).rpartition(": ")[0][-60:] == kind)
+
+            def fails(some: Sequence[Operation]) -> bool:
+                return self.wrong_of(some).rpartition(": ")[0][-60:] == kind
+
+            short = shrunk(operations, fails) if fails(operations) else list(operations)
             self.failed[name] = wrong
             self._write(name, short, self.wrong_of(short) or wrong)
         return wrong
@@ -90,7 +95,7 @@ class Soak:
         (self._failures / f"{name}.json").write_text(json.dumps(told, indent=1))
         lines = [*map(str, operations), *(f"# {line}" for line in wrong.splitlines())]
         (self._failures / f"{name}.sh").write_text("\n".join(lines) + "\n")
-        print("\n".join([f"FAILED {name}: {wrong}", *(f"   {line}" for line in lines)]), flush=True)
+        print("\n".join([f"SHORT {name}: {wrong}", *(f"   {line}" for line in lines)]), flush=True)
 
 
 def rows_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
