@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,20 +13,41 @@ from typing import Any
 Run = dict[str, Any]
 
 
-def add_run(
-    path: Path, experiment: str, run: Run, rows_of: Callable[[Sequence[Run]], Run], *, again: bool = False
-) -> None:
-    """Adds ``run`` to ``runs`` in the JSON of ``path``, which is made where it is not there.
+class RunList:
+    """Holds runs of a search in a JSON file, which several processes may add to; nothing of it is lost by a kill.
 
     Args:
-        again: The last run of the file is this one, which has done more since.
-        run: What was done; the revision that did it and the processor are added.
+        path: The file, made where it is not there; None: nothing is kept.
+        experiment: What is measured; the revision and the machine are noted as they are now.
         rows_of: Gives ``columns`` and ``rows`` of all runs together, and whatever else the file is to hold.
     """
-    from outcrop.bench.origin import origin
 
-    here = origin(experiment)
-    runs = json.loads(path.read_text())["runs"] if path.exists() else []
-    runs = runs[:-1] if again else runs
-    runs.append({"revision": here["revision"], "cpu": here["machine"]["cpu"], **run})
-    path.write_text(json.dumps({**here, "runs": runs, **rows_of(runs)}, indent=1))
+    def __init__(self, path: Path | None, experiment: str, rows_of: Callable[[Sequence[Run]], Run]):
+        from outcrop.bench.origin import origin
+
+        self._path, self._rows_of = path, rows_of
+        self._here = origin(experiment) if path is not None else {}
+        self._id = ""
+
+    def add(self, run: Run, *, again: bool = False) -> None:
+        """Adds ``run``; with ``again`` in the place of the one that was added last, which has done more since."""
+        if self._path is None:
+            return
+        from outcrop.store.manifest import write_atomic
+
+        self._id = self._id if again else uuid.uuid4().hex
+        done = {
+            "run": self._id,
+            "revision": self._here["revision"],
+            "cpu": self._here["machine"]["cpu"],
+            **run,
+        }
+        folder = os.open(self._path.resolve().parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            runs = json.loads(self._path.read_text())["runs"] if self._path.exists() else []
+            runs = [*(one for one in runs if one["run"] != self._id), done]
+            told = {**self._here, "runs": runs, **self._rows_of(runs)}
+            write_atomic(self._path, json.dumps(told, indent=1).encode())
+        finally:
+            os.close(folder)

@@ -40,6 +40,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,7 +49,7 @@ import safetensors.numpy
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 sys.path[:0] = [str(TESTS), str(Path(__file__).resolve().parent)]
 
-from add_run import add_run  # noqa: E402
+from add_run import RunList  # noqa: E402
 
 BESIDE = "hidden files"
 LIBRARY, SECONDS = "OUTCROP_FAILING_CALLS", 60
@@ -477,28 +478,32 @@ def chosen_jobs(inputs: Path, names: Sequence[str]) -> list[Job]:
     return [job for job in jobs(inputs) if not names or job.name in names]
 
 
-def note_job(file: Path | None, experiment: str, run: dict[str, Any]) -> None:
-    """Adds what was done to a job to the searches that a JSON file lists, of which the newest of each job counts.
+def list_of_jobs(asked: argparse.Namespace, experiment: str, ended: str = "ended with an error") -> RunList:
+    """Returns where what is done to each job is to be noted, of which the newest counts: ``job``, ``calls`` (what can
+    fail in it), ``tried``, ``named`` (how often it ``ended`` so), ``wrong``.
 
-    Args:
-        run: ``job``, ``calls`` (what can fail in it), ``tried``, ``named`` (an error said what failed), ``wrong``.
+    Raises:
+        SystemExit: A part of a job would be noted as the whole.
     """
-    if file is not None:
-        add_run(file, experiment, run, rows_of)
+    if asked.json is not None and asked.at is not None:
+        raise SystemExit("--json is about whole jobs: leave out --at")
+    return RunList(asked.json, experiment, partial(rows_of, ended))
 
 
-def rows_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Puts the newest search of each job into a table."""
-    newest = {run["job"]: run for run in runs}
+def rows_of(ended: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Puts the newest search of each job, and of what was done to it where that differs, into a table."""
+    newest = {(run["job"], run["of"]): run for run in runs}
+    alike = len({of for _, of in newest}) == 1
     return {
         "tried": sum(run["tried"] for run in newest.values()),
         "wrong": sum(len(run["wrong"]) for run in newest.values()),
-        "columns": ["command", "calls", "tried", "ended with an error", "wrong"],
+        "columns": ["command", *([] if alike else ["what"]), "calls", "tried", ended, "wrong"],
         "rows": [
-            [name, *(f"{run[key]:,}" for key in ("calls", "tried", "named")), str(len(run["wrong"]))]
-            for name, run in newest.items()
+            [job, *([] if alike else [of]), *(f"{run[key]:,}" for key in ("calls", "tried", "named")),
+             str(len(run["wrong"]))]
+            for (job, of), run in newest.items()
         ],
-    }
+    }  # fmt: skip
 
 
 def main() -> int:
@@ -511,6 +516,7 @@ def main() -> int:
     from artifact_support import memory_folder
 
     import_all()
+    noted = list_of_jobs(asked, "fail-calls")
     shared, began = Shared(library), time.monotonic()
     with memory_folder() as folder:
         chosen = chosen_jobs(folder / "made", asked.jobs)
@@ -528,8 +534,9 @@ def main() -> int:
                         search.fail(job, kind, at, fault)
             print(f"{job.name}: {search.tried[job.name]} faults, {len(search.wrong)} wrong so far, "
                   f"{time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
-            note_job(asked.json, "fail-calls", {
-                "job": job.name, "every": asked.every, "kinds": job.counted, "calls": sum(job.counted.values()),
+            noted.add({
+                "job": job.name, "of": asked.kinds, "every": asked.every, "kinds": job.counted,
+                "calls": sum(job.counted.values()),
                 "tried": search.tried[job.name], "named": search.named[job.name], "wrong": search.wrong[before:],
                 "seconds": time.monotonic() - since,
             })  # fmt: skip

@@ -182,6 +182,7 @@ def main() -> int:
     if not rings_work():
         print("0 faults, 0 named, 0 wrong: there is no io_uring here")
         return 0
+    noted = fail_calls.list_of_jobs(asked, "fail-rings")
     wrong, count, named = list[str](), 0, 0
     folder = Path(tempfile.mkdtemp(prefix="outcrop-rings-"))
     try:
@@ -199,9 +200,7 @@ def main() -> int:
                         print(f"WRONG {wrong[-1]}", flush=True)
             print(f"{job.name}: {requests} requests, {count} faults, {len(wrong)} wrong so far", flush=True)
             done = {"tried": count - before[1], "named": named - before[2], "wrong": wrong[before[0] :]}
-            fail_calls.note_job(
-                asked.json, "fail-rings", {"job": job.name, "every": asked.every, "calls": requests, **done}
-            )
+            noted.add({"job": job.name, "of": asked.faults, "every": asked.every, "calls": requests, **done})
     finally:
         shutil.rmtree(folder)
     print(f"{count} faults, {named} named, {len(wrong)} wrong")

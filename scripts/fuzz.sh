@@ -12,6 +12,7 @@ keep='' fixed='' json=''
 if [ "${1:-}" = --keep ]; then keep=1; shift; fi
 if [ "${1:-}" = --json ]; then json=${2:?a file}; shift 2; fi
 if [ "${1:-}" = --fixed ]; then fixed=1; shift; fi
+[ -z "$json" ] || [ -z "$fixed" ] || die "--json is about searches, --fixed is none"
 seconds=60
 if [[ ${1:-} =~ ^[0-9]+$ ]]; then seconds=$1; shift; fi
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1:allocator_may_return_null=1}

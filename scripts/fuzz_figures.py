@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from add_run import add_run
+from add_run import RunList
 
 _DONE = re.compile(
     r"^Done (\d+) runs in (\d+) second", re.MULTILINE
@@ -22,7 +22,7 @@ _DONE = re.compile(
 
 def tried(log: str) -> dict[str, int] | None:
     """Returns the inputs and seconds that a log tells of; None where an input failed."""
-    found = _DONE.search(log)
+    found = None if "ERROR:" in log else _DONE.search(log)
     return None if found is None else {"inputs": int(found[1]), "seconds": int(found[2])}
 
 
@@ -51,7 +51,7 @@ def main() -> None:
     found = {
         target: tried((Path(logs) / f"fuzz-{target}.log").read_text(errors="replace")) for target in targets
     }
-    add_run(Path(file), "fuzz", {"targets": found}, rows_of)
+    RunList(Path(file), "fuzz", rows_of).add({"targets": found})
 
 
 if __name__ == "__main__":

@@ -109,6 +109,7 @@ def main() -> int:
 
     import outcrop.cli.main  # noqa: F401
 
+    noted = fail_calls.list_of_jobs(asked, "signal-lines", "ended by it")
     wrong, tried, ended_early, slowest = list[str](), 0, 0, 0.0
     folder = Path(tempfile.mkdtemp(prefix="outcrop-signals-"))
     try:
@@ -144,7 +145,7 @@ def main() -> int:
             print(f"{job.name}: {tried} signals, {len(wrong)} wrong so far", flush=True)
             done = {"tried": tried - before[1], "named": ended_early - before[2], "wrong": wrong[before[0] :]}
             more = {"calls": undisturbed.counted, "seed": asked.seed, "slowest_seconds": slowest}
-            fail_calls.note_job(asked.json, "signal-lines", {"job": job.name, **more, **done})
+            noted.add({"job": job.name, "of": asked.signals, **more, **done})
     finally:
         shutil.rmtree(folder)
     print(f"{tried} signals, {len(wrong)} wrong, the slowest end {slowest:.1f} s after its signal")

@@ -35,7 +35,7 @@ from .operations import Operation, draw  # noqa: E402
 from .shrink import shrunk  # noqa: E402
 from .world import Oracle, Runner, World, fail_calls  # noqa: E402
 
-add_run = script("add_run").add_run
+RunList = script("add_run").RunList
 
 
 class Soak:
@@ -130,15 +130,14 @@ def main() -> int:
     from artifact_support import memory_folder
 
     fail_calls.import_all()
-    began = time.monotonic()
+    began, noted = time.monotonic(), RunList(asked.out, "stress", rows_of)
 
     def keep() -> None:
-        if asked.out is not None:
-            done = {
-                "seed": asked.seed, "length": asked.length, "seconds": time.monotonic() - began,
-                "sequences": soak.sequences, "failed": soak.failed, "counts": dict(sorted(soak.counts.items())),
-            }  # fmt: skip
-            add_run(asked.out, "stress", done, rows_of, again=soak.sequences > 1)
+        done = {
+            "seed": asked.seed, "length": asked.length, "seconds": time.monotonic() - began,
+            "sequences": soak.sequences, "failed": soak.failed, "counts": dict(sorted(soak.counts.items())),
+        }  # fmt: skip
+        noted.add(done, again=soak.sequences > 1)
 
     with memory_folder() as folder:
         fail_calls.make_inputs(folder / "made")

@@ -49,6 +49,7 @@ class Command:
         writes: The artifact that it makes or goes on with; empty: none.
         alike: Names what comes of it: commands of one name make the same of the same artifacts.
         epochs: After each of them a checkpoint is written, which a command that is disturbed may leave.
+        goes_on: Whether it goes on with what is there, and leaves what is done.
     """
 
     arguments: tuple[str, ...]
@@ -56,6 +57,7 @@ class Command:
     writes: str
     alike: str
     epochs: int = 0
+    goes_on: bool = False
 
     def steps(self) -> list[Command]:
         """Returns the commands that make what this one has made after each epoch but the last."""
@@ -74,7 +76,8 @@ class Command:
 def _prepare(fanouts: str, *more: str) -> Command:
     sampling = ("--fanouts", fanouts, "--batch-size", "20", "--epochs", "2")
     arguments = ("prepare", "g.oc", "g.run", *sampling, *more, "--overwrite", *_LITTLE)
-    return Command(arguments, ("g.oc",), "g.run", f"prepare {fanouts} {' '.join(more)}".strip())
+    alike = f"prepare {fanouts} {' '.join(more)}".strip()
+    return Command(arguments, ("g.oc",), "g.run", alike, goes_on=True)
 
 
 def _train(epochs: int, *mode: str) -> Command:
@@ -82,12 +85,12 @@ def _train(epochs: int, *mode: str) -> Command:
     reads = ("g.oc", "g.run") if "--run" in mode else ("g.oc",)
     model = "other.ckpt" if "partition" in mode else "ckpt"  # other modes draw the same batches
     arguments = ("train", "g.oc", *mode, *sampling, "--epochs", str(epochs), "--checkpoint", model, *_LEARN)
-    return Command(arguments, reads, model, f"train {model} {epochs}", epochs)
+    return Command(arguments, reads, model, f"train {model} {epochs}", epochs, goes_on=True)
 
 
 def _embed(epochs: int) -> Command:
     arguments = ("embed", "train", "t.emb", "--epochs", str(epochs), *_VECTORS)
-    return Command(arguments, ("t.kg",), "t.emb", f"embed train {epochs}")
+    return Command(arguments, ("t.kg",), "t.emb", f"embed train {epochs}", epochs, goes_on=True)
 
 
 COMMANDS = {
@@ -130,11 +133,12 @@ COMMANDS = {
         ("t.kg",),
         "t.emb",
         "embed prepare",
+        goes_on=True,
     ),
     "embed train": _embed(1),
     "embed longer": _embed(2),
     "verify vectors": Command(("verify", "t.emb"), ("t.kg", "t.emb"), "", "verify vectors"),
-    "embed eval": Command(("embed", "eval", "t.emb", "--quiet"), ("t.kg", "t.emb"), "", "embed eval"),
+    "embed eval": Command(("embed", "eval", "t.emb"), ("t.kg", "t.emb"), "", "embed eval"),
     "embed export": Command(
         ("embed", "export", "t.emb", "--out", "vectors", "--quiet"),
         ("t.kg", "t.emb"),
@@ -142,6 +146,7 @@ COMMANDS = {
         "embed export",
     ),
 }
+EMBED = tuple(name for name, command in COMMANDS.items() if command.writes == "t.emb" and command.epochs)
 ARTIFACTS = tuple(dict.fromkeys(command.writes for command in COMMANDS.values() if command.writes))
 # Commands that build all there is, each on what those before it made.
 BUILD = (

@@ -219,12 +219,14 @@ def _memory_group(controller: _Controller, limit_bytes: int) -> Iterator[Path]:
 
 @contextmanager
 def _slowed(disk: SlowDisk | None, memory: _Controller, group: Path) -> Iterator[Path]:
-    """Yields the group in which ``disk`` is slower: in version 2 that of memory, which is all where there is none."""
+    """Yields the group in which ``disk`` is slower: that of memory in version 2, where version 1 has both in one
+    hierarchy, and where there is no such disk.
+    """
     if disk is None:
         yield group
         return
     limits = disk.limits(memory.version)
-    if memory.version == 2:
+    if memory.version == 2 or all((group / name).exists() for name in limits):
         _write_limits(group, limits)
         yield group
         return
@@ -236,6 +238,15 @@ def _slowed(disk: SlowDisk | None, memory: _Controller, group: Path) -> Iterator
     with _group(parent) as own:
         _write_limits(own, limits)
         yield own
+
+
+def kernel_slows(disk: SlowDisk) -> bool:
+    """Tells whether the kernel can make ``disk`` slower for a command of this user."""
+    with suppress(LimitUnavailable):
+        controller = _find_controller()
+        with _group(controller.parent) as group, _slowed(disk, controller, group):
+            return True
+    return False
 
 
 def _write_limits(group: Path, limits: Mapping[str, str]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from outcrop.bench.cgroup import LimitUnavailable, SlowDisk, memory_limited
+from outcrop.bench.cgroup import LimitUnavailable, SlowDisk, kernel_slows, memory_limited
 from outcrop.errors import OutcropError
 from outcrop.runtime.system import outcrop_command
 
@@ -41,7 +41,7 @@ def outcrop(
     Args:
         limit_bytes: Limit by control group; without root the command runs unlimited, and the result says so.
         quiet: Without progress bars.
-        disk: A disk that is to be slower; without root the engine waits by itself where it reads and writes.
+        disk: A disk that is to be slower; where the kernel cannot do it, the engine waits by itself.
         timeout_seconds: What it may take; None: as long as it does.
 
     Raises:
@@ -54,6 +54,8 @@ def outcrop(
         command += ["--quiet"] if quiet else []
         limit, peak = limit_bytes, None
         variables = dict(os.environ)
+        if disk is not None and not kernel_slows(disk):
+            variables, disk = variables | disk.as_variables(), None
         try:
             if limit_bytes is None:
                 raise LimitUnavailable("none asked for")
@@ -74,7 +76,7 @@ def outcrop(
                 stderr=pipe,
                 text=True,
                 check=False,
-                env=variables | (disk.as_variables() if disk else {}),
+                env=variables,
                 timeout=timeout_seconds,
             )
             code, error = plain.returncode, plain.stderr or ""

@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from outcrop.bench.cgroup import SlowDisk, drop_page_cache
+from outcrop.bench.cgroup import SlowDisk, drop_page_cache, kernel_slows
 from outcrop.bench.epoch import ALLOWANCE_BYTES, Log, ensure_graph
 from outcrop.bench.graphs import GraphShape
 from outcrop.bench.kept import Kept
@@ -260,7 +260,7 @@ def _measure(folder: Path, cell: Cell, rounds: int, log: Log) -> dict[str, Any]:
             done.train(way)
     return {
         "cell": asdict(cell),
-        "disk": None if disk is None else disk.as_variables(),
+        "disk": None if disk is None else _told(disk),
         "memory_bytes": cell.memory_bytes,
         "start_seconds": median(starts),
         "all_seconds": done.seconds,
@@ -285,6 +285,11 @@ def _slowed(graph: Path, disk: str) -> SlowDisk | None:
     return SlowDisk(
         path, int(rates["sequential_bytes_per_s"] / share), int(rates["random_ops_per_s"] / share)
     )
+
+
+def _told(disk: SlowDisk) -> dict[str, Any]:
+    rates = {"bytes_per_second": disk.bytes_per_second, "requests_per_second": disk.requests_per_second}
+    return {**rates, "slowed_by": "kernel" if kernel_slows(disk) else "engine"}
 
 
 def _train(

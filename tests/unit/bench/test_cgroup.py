@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cgroup import memory_limited
-from outcrop.bench.cgroup import SlowDisk
+from outcrop.bench import process
+from outcrop.bench.cgroup import LimitedRun, LimitUnavailable, SlowDisk, kernel_slows
 
 MIB = 1 << 20
 ALLOCATE = "import sys; data = bytearray(int(sys.argv[1])); data[::4096] = data[::4096]; print(len(data))"
@@ -90,7 +92,11 @@ def test_a_disk_is_as_slow_as_it_is_to_be(
 
 def test_what_slows_a_disk_down_in_either_version(tmp_path: Path):
     disk = SlowDisk(tmp_path, 1000, 7)
-    device = SlowDisk(tmp_path).device
+    try:
+        device = disk.device
+    except LimitUnavailable as why:
+        assert not kernel_slows(disk)
+        pytest.skip(str(why))
     assert disk.limits(2) == {"io.max": f"{device} rbps=1000 riops=7 wbps=1000 wiops=7"}
     assert disk.limits(1) == {
         "blkio.throttle.read_bps_device": f"{device} 1000",
@@ -99,6 +105,25 @@ def test_what_slows_a_disk_down_in_either_version(tmp_path: Path):
         "blkio.throttle.write_iops_device": f"{device} 7",
     }
     assert SlowDisk(tmp_path, None, 7).as_variables() == {"OUTCROP_IO_REQUESTS": "7"}
+
+
+def test_a_disk_that_the_kernel_cannot_slow_down_is_waited_for_by_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The memory limit stays: a file of /proc lies on no disk."""
+    disk = SlowDisk(Path("/proc/self/stat"), 1000, 7)
+    assert not kernel_slows(disk)
+    given = {}
+
+    def limited(command: list[str], limit_bytes: int, **more: Any) -> LimitedRun:
+        given.update(more, limit_bytes=limit_bytes)
+        Path(command[command.index("--json") + 1]).write_text("{}")
+        return LimitedRun(0, "", "", 5, False)
+
+    monkeypatch.setattr(process, "memory_limited", limited)
+    assert process.outcrop(["info", tmp_path], limit_bytes=1 << 30, disk=disk).limit_bytes == 1 << 30
+    assert (given["disk"], given["limit_bytes"]) == (None, 1 << 30)
+    assert (given["env"]["OUTCROP_IO_RATE"], given["env"]["OUTCROP_IO_REQUESTS"]) == ("1000", "7")
 
 
 def test_exit_status_and_errors_come_back():
