@@ -15,7 +15,7 @@ from support import REPOSITORY, script
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "share",
-    [["--every", "67"], ["--kinds", "thread", "--every", "8"], ["--kinds", "memory", "--every", "11"]],
+    [["--every", "101"], ["--kinds", "thread", "--every", "8"], ["--kinds", "memory", "--every", "11"]],
 )
 def test_every_command_survives_or_names_what_failed(share: list[str]) -> None:
     assert " 0 wrong" in script_output("fail_calls", *share)[-1]
