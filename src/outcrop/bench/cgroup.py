@@ -129,7 +129,6 @@ def memory_limited(
     limit_bytes: int,
     *,
     env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
     timeout_seconds: float | None = 100,
     capture: bool = True,
     disk: SlowDisk | None = None,
@@ -156,7 +155,6 @@ def memory_limited(
             stderr=subprocess.PIPE if capture else None,
             text=True,
             env=env,
-            cwd=cwd,
         )
         try:
             stdout, stderr = process.communicate(timeout=timeout_seconds)
