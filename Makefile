@@ -2,7 +2,7 @@
 # Variables: PYTHON (interpreter for .venv), OUTCROP_JOBS, OUTCROP_PIP_ARGS, ARGS (passed on: make test ARGS="-k pack").
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint lock bounds format build slow torture sanitize fuzz fuzz-fixed soak gpu bench docs clean
+.PHONY: help demo test lint lock bounds format build slow torture sanitize sanitize-python fuzz fuzz-fixed stress soak gpu bench docs clean
 export PYTHON
 
 VENV := $(or $(OUTCROP_VENV),.venv)
@@ -10,7 +10,7 @@ QUICK := not slow and not torture and not gpu
 EXPERIMENT ?= epoch
 
 help: ## this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 demo: build ## the main job on a small made-up graph: prepare, train under a memory budget, compare; two minutes
 	@$(VENV)/bin/outcrop demo $(ARGS)
@@ -60,6 +60,17 @@ sanitize: ## C++ tests under AddressSanitizer + UBSan, and under ThreadSanitizer
 	scripts/cpp-tests.sh asan || status=1; \
 	scripts/cpp-tests.sh tsan || status=1; \
 	exit $$status
+
+sanitize-python: ## Python tests with an extension that was built with these sanitizers: hours; make sanitize-python ARGS=tests/unit/rows
+	@scripts/setup.sh test
+	@status=0; \
+	scripts/sanitized-python.sh asan $(ARGS) || status=1; \
+	scripts/sanitized-python.sh tsan $(ARGS) || status=1; \
+	exit $$status
+
+stress: ## ten minutes of random sequences of commands, disturbed: the same sequences each time
+	@scripts/setup.sh test
+	@scripts/stress.sh $(ARGS)
 
 lint: ## formatting, ruff, pyright, import layers, rules of the house, clang-format
 	@scripts/setup.sh lint
