@@ -473,9 +473,16 @@ def parser_of(doc: str | None) -> argparse.ArgumentParser:
 
 
 def chosen_jobs(inputs: Path, names: Sequence[str]) -> list[Job]:
-    """Makes the inputs of all jobs in ``inputs``; returns the jobs with these names, all where there are none."""
+    """Makes the inputs of all jobs in ``inputs``; returns the jobs with these names, all where there are none.
+
+    Raises:
+        SystemExit: There is no job of such a name.
+    """
+    known = {job.name: job for job in jobs(inputs)}
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"there is no job {unknown[0]!r}: {', '.join(known)}")
     make_inputs(inputs)
-    return [job for job in jobs(inputs) if not names or job.name in names]
+    return [job for job in known.values() if not names or job.name in names]
 
 
 def list_of_jobs(asked: argparse.Namespace, experiment: str, ended: str = "ended with an error") -> RunList:

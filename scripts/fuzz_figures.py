@@ -38,7 +38,7 @@ def rows_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "least_minutes": min(seconds.values()) / 60,
         "inputs": inputs.total(),
         "failed": failed.total(),
-        "columns": ["what reads", "searched", "inputs", "found"],
+        "columns": ["what reads", "searched", "inputs", "failed"],
         "rows": [
             [target, f"{seconds[target] / 60:.0f} min", f"{inputs[target]:,}", str(failed[target])]
             for target in sorted(seconds)

@@ -25,6 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS)]
 
@@ -125,20 +127,15 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.replay is not None and not asked.replay.is_file():
         parser.error(f"{asked.replay} is no file: name one that a failure left in --failures")
-    first, every = share_of(asked.share)
+    try:
+        first, every = share_of(asked.share)
+    except pytest.UsageError as error:
+        parser.error(str(error))
     library = fail_calls.started_with_library(["-m", "tests.soak", *sys.argv[1:]])
     from artifact_support import memory_folder
 
     fail_calls.import_all()
     began, noted = time.monotonic(), RunList(asked.out, "stress", rows_of)
-
-    def keep() -> None:
-        done = {
-            "seed": asked.seed, "length": asked.length, "seconds": time.monotonic() - began,
-            "sequences": soak.sequences, "failed": soak.failed, "counts": dict(sorted(soak.counts.items())),
-        }  # fmt: skip
-        noted.add(done, again=soak.sequences > 1)
-
     with memory_folder() as folder:
         fail_calls.make_inputs(folder / "made")
         soak = Soak(fail_calls.Shared(library), folder, asked.failures)
@@ -151,7 +148,11 @@ def main() -> int:
                 break
             name = f"{asked.seed}-{number}"
             soak.run(name, draw(name, asked.length))
-            keep()
+            done = {
+                "seed": asked.seed, "length": asked.length, "seconds": time.monotonic() - began,
+                "sequences": soak.sequences, "failed": soak.failed, "counts": dict(sorted(soak.counts.items())),
+            }  # fmt: skip
+            noted.add(done, again=soak.sequences > 1)
             print(
                 f"{soak.sequences} sequences, {soak.counts['operations']} operations, {len(soak.failed)} failed, "
                 f"{time.monotonic() - began:.0f} s",

@@ -35,7 +35,8 @@ ERRORS = {
 SPARED = {
     "import triples": ("thread",)
 }  # Arrow aborts where a thread of its own is refused (scripts/fail_calls.py)
-_LITTLE = ("--memory", "1600KiB", "--quiet")  # some rows are cached, others packed (scripts/fail_calls.py)
+_ROOM = "1600KiB"  # some rows are cached, others packed (MEMORY of scripts/fail_calls.py)
+_LITTLE = ("--memory", _ROOM, "--quiet")
 _LEARN = ("--hidden", "4", "--quiet")
 _VECTORS = ("--dim", "8", "--negatives", "8", "--chunk", "10", "--batch", "50", "--quiet")
 
@@ -106,7 +107,7 @@ COMMANDS = {
     "prepare in parts": _prepare("3,3", "--parts", "2"),
     "prepare shared": _prepare("3,3", "--layout", "heuristic", "--disk-space", "1000KiB"),
     "train packed": _train(2, "--run", "g.run"),
-    "train": _train(2, "--memory", "1600KiB"),
+    "train": _train(2, "--memory", _ROOM),
     "train online": _train(2, "--mode", "online", "--memory", "1MiB"),
     "train direct": _train(2, "--mode", "online", "--disk-space", "0", "--memory", "1MiB"),
     "train refreshed": _train(3, "--refresh", "--sample-epochs", "1", "--memory", "3MiB"),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from artifact_support import tree
+from artifact_support import differences, tree
 from support import script
 
 from .operations import ARTIFACTS, BUILD, COMMANDS, EMBED, KINDS, Command, Operation
@@ -67,6 +67,10 @@ def _contents(path: Path) -> dict[str, Any]:
         return {"": hashlib.blake2b(path.read_bytes()).hexdigest()}
     if (path / "last.safetensors").is_file() and (found := _learned(path)) is not None:
         return found
+    return _by_file(path)
+
+
+def _by_file(path: Path) -> dict[str, Any]:
     files = {name: data for name, data in tree(path).items() if Path(name).name not in fail_calls.TIMED}
     return {name: _hash_of(fail_calls.tensors_of(name, data)) for name, data in files.items()}
 
@@ -175,12 +179,8 @@ class Oracle:
         """Tells whether ``path`` holds what ``held`` names, but for files that are as damaged as they were."""
         if not held or path.is_file():
             return False
-        here, there = tree(path), tree(self._kept(held))
-        as_they_were = all(digest(path / name) == was for name, was in damaged.items())
-        return as_they_were and not {
-            name for name in here.keys() | there.keys()
-            if name not in damaged and Path(name).name not in fail_calls.TIMED and here.get(name) != there.get(name)
-        }  # fmt: skip
+        others = set(differences(_by_file(path), _by_file(self._kept(held)))) - damaged.keys()
+        return not others and all(digest(path / name) == was for name, was in damaged.items())
 
     def _kept(self, held: str) -> Path:
         return self._folder / held
@@ -287,7 +287,10 @@ class World:
         if not command.writes:
             if status == 0 and name.startswith("verify") and self._states[command.arguments[1]].damaged:
                 return f"{operation}: finds no damage"
-            if status == 0 and said not in {one.said for one in expected if one.status == 0}:
+            whole = not any(
+                self._states[one].broken for one in command.reads
+            )  # else it tells of what is there
+            if status == 0 and whole and said not in {one.said for one in expected if one.status == 0}:
                 return f"{operation}: says other than an undisturbed command: {said}"
             return ""
         return self._after(operation, status, expected)

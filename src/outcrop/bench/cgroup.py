@@ -70,11 +70,8 @@ class SlowDisk:
         entry = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
         if not entry.exists():
             raise LimitUnavailable(f"{self.path} lies on no block device, which could be slowed down")
-        return (
-            ((entry.resolve().parent if (entry / "partition").exists() else entry) / "dev")
-            .read_text()
-            .strip()
-        )
+        disk = entry.resolve().parent if (entry / "partition").exists() else entry
+        return (disk / "dev").read_text().strip()
 
     def as_variables(self) -> dict[str, str]:
         """Returns the variables of the environment by which Outcrop itself keeps to these rates."""
