@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <cstring>
+
 #include "base/find_sorted.h"
 #include "bindings.h"
 #include "pack/assemble.h"
@@ -28,11 +31,11 @@ size_t find_checked(Ids table, Array1<const Id> ids, Array1<int32_t> positions, 
 
 PackStreams tailed_streams(Ids out_offset, Bytes tails, Array1<int64_t> written) {
   PackStreams streams;
-  streams.count = out_offset.size();
+  streams.places = out_offset.size();
   streams.out_offset = out_offset.data();
   if (tails.size() == 0) return streams;
-  check_length("written", written.size(), streams.count);
-  streams.tail_bytes = tails.size() / std::max<size_t>(streams.count, 1);
+  check_length("written", written.size(), streams.places);
+  streams.tail_bytes = tails.size() / std::max<size_t>(streams.places, 1);
   streams.tails = reinterpret_cast<std::byte*>(tails.data());
   streams.written = written.data();
   return streams;
@@ -76,6 +79,22 @@ void bind_pack(nb::module_& m) {
                   reinterpret_cast<const std::byte*>(table.data()), table_rows, stride);
       },
       "x"_a, "n"_a, "row_bytes"_a, "positions"_a, "rows"_a, "table"_a, "stride"_a);
+  m.def(
+      "move_pieces",
+      [](Bytes out, ConstBytes data, Ids out_offset, Ids data_offset, Ids count) {
+        check_length("data_offset", data_offset.size(), out_offset.size());
+        check_length("count", count.size(), out_offset.size());
+        nb::gil_scoped_release release;
+        for (size_t i = 0; i < count.size(); ++i) {
+          const auto n = static_cast<uint64_t>(count.data()[i]), to = static_cast<uint64_t>(out_offset.data()[i]),
+                     from = static_cast<uint64_t>(data_offset.data()[i]);
+          if (n > out.size() || to > out.size() - n || n > data.size() || from > data.size() - n)
+            throw Error(ErrorKind::argument, "a piece does not lie within what it is copied from and to");
+          std::memcpy(out.data() + to, data.data() + from, n);
+        }
+      },
+      "out"_a, "data"_a, "out_offset"_a, "data_offset"_a, "count"_a,
+      "Copies pieces of bytes: out[to : to + n] = data[at : at + n] for each of the arrays' entries.");
   nb::class_<Scatter>(m, "Scatter")
       .def(
           "__init__",
@@ -91,11 +110,19 @@ void bind_pack(nb::module_& m) {
           "run",
           [](Scatter& self, ConstBytes data, int64_t first_row, int64_t rows, size_t stride, FileId ids_file,
              FileId out_file, FileId out_pages, Ids ids_offset, Ids ids_count, Ids out_offset,
-             Array1<uint32_t> crc, Bytes tails, Array1<int64_t> written) {
-            if (ids_count.size() != ids_offset.size() || out_offset.size() != ids_offset.size() ||
+             Array1<uint32_t> crc, Bytes tails, Array1<int64_t> written, Ids shared) {
+            const size_t places = shared.size() ? shared.size() - 1 : ids_offset.size();
+            if (ids_count.size() != ids_offset.size() || out_offset.size() != places ||
                 crc.size() != ids_offset.size() || data.size() < static_cast<size_t>(rows) * stride)
               throw Error(ErrorKind::argument, "the arrays of a packing step differ in length");
             PackStreams streams = tailed_streams(out_offset, tails, written);
+            streams.count = ids_offset.size();
+            if (shared.size()) {
+              if (shared.data()[0] != 0 || shared.data()[places] != static_cast<int64_t>(streams.count) ||
+                  !std::is_sorted(shared.data(), shared.data() + shared.size()))
+                throw Error(ErrorKind::argument, "places are shared by streams that follow one another, all of them");
+              streams.shared = shared.data();
+            }
             streams.ids_offset = ids_offset.data();
             streams.ids_count = ids_count.data();
             streams.crc = crc.data();
@@ -104,7 +131,7 @@ void bind_pack(nb::module_& m) {
                      out_pages, streams);
           },
           "data"_a, "first_row"_a, "rows"_a, "stride"_a, "ids_file"_a, "out_file"_a, "out_pages"_a,
-          "ids_offset"_a, "ids_count"_a, "out_offset"_a, "crc"_a, "tails"_a, "written"_a)
+          "ids_offset"_a, "ids_count"_a, "out_offset"_a, "crc"_a, "tails"_a, "written"_a, "shared"_a)
       .def("write_tails", &move_tails<&Scatter::write_tails>, "out_file"_a, "out_offset"_a, "tails"_a,
            "written"_a)
       .def("read_tails", &move_tails<&Scatter::read_tails>, "out_file"_a, "out_offset"_a, "tails"_a,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <string>
 
 #include "base/checksum.h"
@@ -58,32 +59,37 @@ void Scatter::run(const FeatureChunk& chunk, FileId ids_file, FileId out_file, F
                              out_[0].buffer.size() < streams.tail_bytes + kPageBytes + row_bytes_))
     throw Error(ErrorKind::argument, "tails of streams have a page at least, and fit the output buffer");
   unsigned which = 0;
-  size_t begin = 0, end = group_end(streams, 0);
+  size_t begin = 0, end = group_end(streams, 0), p = 0;
+  int64_t appended = 0;  // to place p, by an earlier group
   read_ids(ids_file, streams, begin, end, which);
   while (begin < streams.count) {
     const size_t next_end = group_end(streams, end);
     if (end < streams.count) read_ids(ids_file, streams, end, next_end, which ^ 1);
     ids_job_[which]->wait();
     const std::byte* ids = ids_[which].data();
-    for (size_t s = begin; s < end; ++s) {
-      const int64_t count = streams.ids_count[s];
+    for (size_t s = begin; s < end;) {
+      const auto place_end = [&] { return streams.shared ? static_cast<size_t>(streams.shared[p + 1]) : p + 1; };
+      for (; place_end() <= s; ++p) appended = 0;
+      const size_t stop = std::min(end, place_end());
+      const int64_t rows = std::accumulate(streams.ids_count + s, streams.ids_count + stop, int64_t{0});
       const bool tailed = streams.tail_bytes > 0;
       const Place place{out_file,
                         out_pages,
-                        streams.out_offset[s],
-                        streams.crc[s],
-                        tailed ? streams.tails + s * streams.tail_bytes : nullptr,
+                        streams.out_offset[p] + appended,
+                        tailed ? streams.tails + p * streams.tail_bytes : nullptr,
                         streams.tail_bytes,
-                        tailed ? streams.written + s : nullptr};
+                        tailed ? streams.written + p : nullptr};
       const auto add = [&]<class Id>(const Id* first) {
-        Wanted<Id> wanted{chunk, first, count};
+        const Wanted<Id> wanted{chunk, first, streams.ids_count + s, streams.crc + s, rows};
         tailed ? append_to_tail(wanted, place) : append(wanted, place);
       };
       if (id_bytes_ == 4)
         add(reinterpret_cast<const int32_t*>(ids));
       else
         add(reinterpret_cast<const int64_t*>(ids));
-      ids += static_cast<size_t>(count) * id_bytes_;
+      ids += static_cast<size_t>(rows) * id_bytes_;
+      appended += rows * static_cast<int64_t>(row_bytes_);
+      s = stop;
     }
     begin = end;
     end = next_end;
@@ -94,31 +100,43 @@ void Scatter::run(const FeatureChunk& chunk, FileId ids_file, FileId out_file, F
 }
 
 template <class Id>
-void Scatter::gather(Wanted<Id>& wanted, int64_t rows, std::byte* out) const {
+void Scatter::take(Wanted<Id>& wanted, int64_t rows, std::byte* out) const {
   const FeatureChunk& chunk = wanted.chunk;
-  for (int64_t i = 0; i < rows; ++i, out += row_bytes_) {
-    const int64_t row = static_cast<int64_t>(wanted.ids[i]) - chunk.first_row;
-    if (row <= wanted.last || row >= chunk.rows)
-      throw Error(ErrorKind::format, "the node ids of a mini-batch do not rise within a hop (node " +
-                                         std::to_string(wanted.ids[i]) +
-                                         "): the samples are damaged; prepare the run again");
-    wanted.last = row;
-    std::memcpy(out, chunk.data + static_cast<size_t>(row) * stride_, row_bytes_);
+  wanted.left -= rows;
+  while (rows > 0) {
+    const int64_t here = std::min(rows, *wanted.counts - wanted.taken);
+    const std::byte* const first = out;
+    for (int64_t i = 0; i < here; ++i, out += row_bytes_) {
+      const int64_t row = static_cast<int64_t>(wanted.ids[i]) - chunk.first_row;
+      if (row <= wanted.last || row >= chunk.rows)
+        throw Error(ErrorKind::format, "the node ids of a mini-batch do not rise within a hop (node " +
+                                           std::to_string(wanted.ids[i]) +
+                                           "): the samples are damaged; prepare the run again");
+      wanted.last = row;
+      std::memcpy(out, chunk.data + static_cast<size_t>(row) * stride_, row_bytes_);
+    }
+    *wanted.crcs = crc32c(first, static_cast<size_t>(out - first), *wanted.crcs);
+    wanted.ids += here;
+    wanted.taken += here;
+    rows -= here;
+    if (wanted.taken == *wanted.counts) {
+      ++wanted.counts;
+      ++wanted.crcs;
+      wanted.taken = 0;
+      wanted.last = -1;
+    }
   }
-  wanted.ids += rows;
-  wanted.count -= rows;
 }
 
 template <class Id>
 void Scatter::append(Wanted<Id> wanted, Place place) {
-  while (wanted.count > 0) {
+  while (wanted.left > 0) {
     if (room(out_[current_].used) == 0) flush();
     Output& out = out_[current_];
-    const int64_t rows = std::min(wanted.count, room(out.used));
+    const int64_t rows = std::min(wanted.left, room(out.used));
     std::byte* data = out.buffer.data() + out.used;
     const size_t bytes = static_cast<size_t>(rows) * row_bytes_;
-    gather(wanted, rows, data);
-    place.crc = crc32c(data, bytes, place.crc);
+    take(wanted, rows, data);
     out.requests.push_back({place.file, static_cast<uint64_t>(place.offset), bytes, data});
     out.used += bytes;
     place.offset += static_cast<int64_t>(bytes);
@@ -129,11 +147,9 @@ template <class Id>
 void Scatter::append_to_tail(Wanted<Id> wanted, Place place) {
   int64_t& written = *place.written;
   auto held = static_cast<size_t>(place.offset - written);
-  while (wanted.count > 0) {
-    if (held + static_cast<size_t>(wanted.count) * row_bytes_ <= place.tail_bytes) {
-      const size_t bytes = static_cast<size_t>(wanted.count) * row_bytes_;
-      gather(wanted, wanted.count, place.tail + held);
-      place.crc = crc32c(place.tail + held, bytes, place.crc);
+  while (wanted.left > 0) {
+    if (held + static_cast<size_t>(wanted.left) * row_bytes_ <= place.tail_bytes) {
+      take(wanted, wanted.left, place.tail + held);
       return;
     }
     // Pages of the buffer are pages of the file.
@@ -146,10 +162,9 @@ void Scatter::append_to_tail(Wanted<Id> wanted, Place place) {
     Output& out = out_[current_];
     std::byte* data = out.buffer.data() + begin;
     std::memcpy(data, place.tail, held);
-    const int64_t rows = std::min(wanted.count, room(begin + held));
+    const int64_t rows = std::min(wanted.left, room(begin + held));
     const size_t bytes = static_cast<size_t>(rows) * row_bytes_;
-    gather(wanted, rows, data + held);
-    place.crc = crc32c(data + held, bytes, place.crc);
+    take(wanted, rows, data + held);
     out.used = begin + held + bytes;
 
     const auto first = static_cast<uint64_t>(written), end = first + held + bytes;
@@ -164,13 +179,13 @@ void Scatter::append_to_tail(Wanted<Id> wanted, Place place) {
 
 void Scatter::move_tails(IoOp op, FileId out_file, const PackStreams& streams) {
   std::vector<IoRequest> requests;
-  for (size_t s = 0; s < streams.count; ++s) {
-    const int64_t held = streams.out_offset[s] - streams.written[s];
+  for (size_t p = 0; p < streams.places; ++p) {
+    const int64_t held = streams.out_offset[p] - streams.written[p];
     if (held < 0 || static_cast<size_t>(held) > streams.tail_bytes)
       throw Error(ErrorKind::argument, "a stream has more to write than its tail holds");
     if (held)
-      requests.push_back({out_file, static_cast<uint64_t>(streams.written[s]), static_cast<uint64_t>(held),
-                          streams.tails + s * streams.tail_bytes});
+      requests.push_back({out_file, static_cast<uint64_t>(streams.written[p]), static_cast<uint64_t>(held),
+                          streams.tails + p * streams.tail_bytes});
   }
   if (!requests.empty()) io_->submit(op, std::move(requests))->wait();
 }

@@ -9,6 +9,9 @@
 // past the page cache, which would copy them, hold them until they are on disk, read those again that it had no room
 // for, and make everything else wait where memory is limited. Only the first and the last page of a stream, which its
 // neighbours share, go through it. Without a tail what a stream takes of a chunk is written at once, through the cache.
+//
+// Streams that follow one another may share a place: what they take of a chunk is then appended to it one after another,
+// in few large writes, and has to be put in order later.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -19,15 +22,17 @@
 
 namespace outcrop {
 
-// Parallel arrays, one entry per stream.
+// Parallel arrays, one entry per stream; and one per place, which is a stream's own unless `shared` is there.
 struct PackStreams {
   size_t count = 0;
   const int64_t* ids_offset = nullptr;  // bytes in the ids file, of the ids that fall in this chunk
   const int64_t* ids_count = nullptr;
-  const int64_t* out_offset = nullptr;  // where the first of their rows goes
   uint32_t* crc = nullptr;              // CRC-32C of what was appended so far; moved on
-  size_t tail_bytes = 0;                // of each stream's tail, at least a page; 0: there are none
-  std::byte* tails = nullptr;           // the bytes from written[s] to out_offset[s], at s * tail_bytes
+  size_t places = 0;
+  const int64_t* shared = nullptr;      // [places + 1]: streams shared[p] to shared[p + 1] append to place p
+  const int64_t* out_offset = nullptr;  // where the first of their rows goes
+  size_t tail_bytes = 0;                // of each place's tail, at least a page; 0: there are none
+  std::byte* tails = nullptr;           // the bytes from written[p] to out_offset[p], at p * tail_bytes
   int64_t* written = nullptr;           // where what was given to the disk ends; moved on
 };
 
@@ -40,7 +45,7 @@ class Scatter {
  public:
   Scatter(std::shared_ptr<BlockIo> io, Budget& budget, size_t row_bytes, size_t stride, unsigned id_bytes,
           size_t ids_buffer_bytes, size_t out_buffer_bytes);
-  // out_pages: the output file opened for whole pages; only streams with tails use it.
+  // out_pages: the output file opened for whole pages; only places with tails use it.
   // Throws Error(format) where a stream's ids leave the chunk or do not rise.
   void run(const FeatureChunk& chunk, FileId ids_file, FileId out_file, FileId out_pages,
            const PackStreams& streams);
@@ -61,25 +66,26 @@ class Scatter {
   size_t group_end(const PackStreams& streams, size_t begin) const;
   void read_ids(FileId file, const PackStreams& streams, size_t begin, size_t end, unsigned which);
   void move_tails(IoOp op, FileId out_file, const PackStreams& streams);
-  // Where one stream writes.
   struct Place {
     FileId file, pages;
     int64_t offset;
-    uint32_t& crc;
     std::byte* tail;  // null: there is none
     size_t tail_bytes;
     int64_t* written;
   };
-  // Ids of one stream that fall in a chunk; gather() takes the next rows.
+  // What streams that follow one another take of a chunk; take() copies the next rows.
   template <class Id>
   struct Wanted {
     const FeatureChunk& chunk;
     const Id* ids;
-    int64_t count;
+    const int64_t* counts;  // of the stream that is taken from, and of those behind it
+    uint32_t* crcs;
+    int64_t left;      // rows, of all of them
+    int64_t taken = 0; // of the stream that is taken from
     int64_t last = -1;
   };
   template <class Id>
-  void gather(Wanted<Id>& wanted, int64_t rows, std::byte* out) const;
+  void take(Wanted<Id>& wanted, int64_t rows, std::byte* out) const;
   template <class Id>
   void append(Wanted<Id> wanted, Place place);
   template <class Id>

@@ -15,6 +15,7 @@ it in order reads there and writes to its place, and leaves what it read as it w
 from __future__ import annotations
 
 import shutil
+import sys
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +27,10 @@ import outcrop._core as _core
 from outcrop.errors import FormatError
 from outcrop.preparation.cached_rows import CacheLookup
 from outcrop.preparation.pack_files import Journal, OutputFiles, RowsFiles, SharedRows
+from outcrop.preparation.pack_log import PackLog, cut_groups
 from outcrop.preparation.pack_rows import RowsPacker
+from outcrop.runtime import memory_tables
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store import record
@@ -41,6 +45,7 @@ from outcrop.store.samples import SampleSet
 
 _JOURNAL = "journal.npz"
 _TABLES_LEAST, _TABLES_SHARE = 64 << 20, 16
+LOG_WORTH_BYTES = 32 << 20  # as much as reading so many has to be saved
 
 
 def expected(graph: Graph, samples: SampleSet, placement: Placement) -> tuple[dict, dict[str, str]]:
@@ -98,6 +103,10 @@ def fill_in_passes(packing: PackTask, files: OutputFiles, journal: Journal) -> C
     """Makes the passes over each row file, in this process."""
     for number, packer in enumerate(packing.packers):
         packer.fill(files, journal, number)
+    if packing.log is not None:
+        packing.log.put_in_order(
+            [packer.logged for packer in packing.packers], files, journal, packing.runtime
+        )
     return CopiedBytes()
 
 
@@ -142,15 +151,17 @@ class PackTask:
         packers: One for each row file.
         key: Says of what the files are made; what was made of something else is of no use.
         apart: Whether parts are written to disks of several machines.
+        log: What rows are written to before they are put in order; None: they are written to where they belong.
     """
 
     apart = False
+    log: PackLog | None = None
 
     def __init__(self, graph: Graph, samples: SampleSet, placement: Placement, runtime: Runtime):
         self._graph, self.samples, self.placement, self.runtime = graph, samples, placement, runtime
         self.starts = placement.part_starts(samples)
         self._held = [(placed.host_ids, placed.device_ids) for placed in placement.files]  # from now on
-        free = runtime.budget.free_bytes
+        self._free = free = runtime.budget.free_bytes
         self.packers = [
             RowsPacker(
                 graph.open_sequential(runtime, rows),
@@ -168,7 +179,12 @@ class PackTask:
     def run(self, folder: Path, fill: RowFiller) -> Packed:
         placement, packers, runtime = self.placement, self.packers, self.runtime
         self.apart = isinstance(fill, KeepsPartsApart)
-        key = ",".join([self.key, *(packer.geometry for packer in packers), *["apart"][: self.apart]])
+        self.log = self._choose_log() if fill is fill_in_passes else None
+        if self.log is not None:
+            for packer in packers:
+                packer.use(self.log)
+        ways = [*["apart"][: self.apart], *([] if self.log is None else [self.log.geometry])]
+        key = ",".join([self.key, *(packer.geometry for packer in packers), *ways])
         streams = [packer.num_streams for packer in packers]
         journal = Journal(folder / _JOURNAL, key, streams, len(placement.packed_batches))
         files = OutputFiles(
@@ -179,10 +195,12 @@ class PackTask:
                 RowsFiles(runtime, folder, packer.placed, packer.section, packer.features)
                 for packer in packers
             ],
+            () if self.log is None else self.log.spare_bytes,
         )
         if not (files.are_there() and journal.load()):
             _clear(folder)
-        runtime.progress.start("pack", sum(packer.work_bytes for packer in packers), "bytes")
+        work = sum(one.work_bytes for one in (*packers, self.log) if one is not None)
+        runtime.progress.start("pack", work, "bytes")
         try:
             files.open()
             if not journal.meta_done:
@@ -224,6 +242,24 @@ class PackTask:
         copied = replace(copied, bytes_read=copied.bytes_read + fetched)
         return Packed(manifest, passes, copied)
 
+    def _choose_log(self) -> PackLog | None:
+        """Returns the log of what is packed, where it costs less than writing the rows to where they belong at once."""
+        placement, packers = self.placement, self.packers
+        if not len(placement.packed_batches):
+            return None
+        most = memory_tables.PACK_GROUP.bytes_of(self._free) // PAGE_BYTES * PAGE_BYTES
+        bounds = cut_groups(
+            self.starts, placement.part_bounds.tolist(), most, min(p.most_logged for p in packers)
+        )
+        if bounds is None:
+            return None
+        rows_bytes = np.stack([p.placed.num_packed * p.features.row_bytes for p in packers], axis=1)
+        log = PackLog(placement, self.starts, bounds, rows_bytes)
+        if sum(log.spare_bytes) > self._disk_room():
+            return None
+        saved = sum(packer.saved_by(log) for packer in packers)
+        return log if saved - 2 * log.work_bytes > LOG_WORTH_BYTES else None
+
     def is_filled(self, journal: Journal) -> bool:
         """Tells whether all rows were written before an interruption, though perhaps not put in order."""
         last = len(self.packers) - 1
@@ -231,10 +267,13 @@ class PackTask:
 
     def room_for_tables(self) -> int:
         """Counts the bytes of disk that tables of pieces may take: a small part of the features, within the limit."""
+        return min(max(_TABLES_LEAST, self._graph.feature_bytes // _TABLES_SHARE), self._disk_room())
+
+    def _disk_room(self) -> int:
+        """Counts the bytes of disk that the run leaves of its limit."""
         placement = self.placement.manifest
-        least = max(_TABLES_LEAST, self._graph.feature_bytes // _TABLES_SHARE)
         limit = placement.config.get("disk_space")
-        return least if limit is None else min(least, limit - placement.attributes["predicted"]["disk_bytes"])
+        return sys.maxsize if limit is None else limit - placement.attributes["predicted"]["disk_bytes"]
 
     def note_filled(self, journal: Journal) -> None:
         """Notes that all rows are written."""
@@ -244,6 +283,7 @@ class PackTask:
     def _write_meta(self, files: OutputFiles, journal: Journal) -> None:
         """Writes the meta part of every record, and which rows are packed, for the passes to read."""
         samples, placement = self.samples, self.placement
+        meta_at = self.starts[:, 0] if self.log is None else self.log.meta_at
         graphs = samples.in_turn(placement.packed_batches.tolist(), self.runtime, "pack-meta")
         shared = [SharedRows(p.section, placement, p.placed, self.runtime) for p in self.packers]
         caches = [
@@ -258,7 +298,7 @@ class PackTask:
                 host, device = cached.find(ids)
                 tables.append(AddressTable(*host, *device, *(disk or ())))
             blob = record.encode(graph, tables, samples.id_bytes)
-            self.runtime.io.write(files.record_file(packed_batch), int(self.starts[packed_batch, 0]), blob)
+            self.runtime.io.write(files.record_file(packed_batch), int(meta_at[packed_batch]), blob)
             journal.meta_crc[packed_batch] = _core.crc32c(blob)
             for packer, own, ids, table in zip(self.packers, files.files, wanted, tables, strict=True):
                 packed = np.delete(ids, table.cached_positions())

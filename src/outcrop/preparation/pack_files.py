@@ -138,27 +138,44 @@ class SharedRows:
 
 
 class OutputFiles:
-    """Holds the files of records, one for each part, while they are written, and the files of each row file."""
+    """Holds the files of records, one for each part, while they are written, and the files of each row file.
 
-    def __init__(self, runtime: Runtime, folder: Path, placement: Placement, files: Sequence[RowsFiles]):
+    Args:
+        spare_bytes: How much longer each file of records is meanwhile.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        folder: Path,
+        placement: Placement,
+        files: Sequence[RowsFiles],
+        spare_bytes: Sequence[int] = (),
+    ):
         self._io, self._placement, self.folder, self.files = runtime.io, placement, folder, files
         self._names = names_of("records", placement.num_parts)
         self._part = placement.part
+        self._spare_bytes = spare_bytes or [0] * placement.num_parts
         self._records: list[int] = []
         self._record_pages: list[int] = []  # the same, past the page cache
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.bin"
 
+    def _sizes(self) -> dict[str, int]:
+        """Returns the bytes of each file of records while it is written."""
+        both = zip(self._placement.part_bytes(), self._spare_bytes, strict=True)
+        return {name: size + spare for name, (size, spare) in zip(self._names, both, strict=True)}
+
     def are_there(self) -> bool:
-        for name, size in zip(self._names, self._placement.part_bytes(), strict=True):
-            path = self._path(name)
-            if not path.is_file() or path.stat().st_size != size:
-                return False
-        return all(files.are_there() for files in self.files)
+        """Tells whether all are there, as they are while they are written; records also as they are at the end."""
+        sizes = zip(self._names, self._placement.part_bytes(), self._sizes().values(), strict=True)
+        return all(
+            (path := self._path(name)).is_file() and path.stat().st_size in both for name, *both in sizes
+        ) and all(files.are_there() for files in self.files)
 
     def open(self) -> None:
-        for name, size in zip(self._names, self._placement.part_bytes(), strict=True):
+        for name, size in self._sizes().items():
             self._records.append(self._io.open(str(self._path(name)), _core.OpenMode.update))
             self._io.resize(self._records[-1], size)
             self._record_pages.append(self._io.open(str(self._path(name)), _core.OpenMode.pages))
@@ -186,10 +203,14 @@ class OutputFiles:
         Args:
             drop: What was packed leaves the page cache, where it would push out what is in use (libraries, too).
         """
-        for records in self._records:
-            (self._io.drop_cache if drop else self._io.sync)(records)
+        self.sync_records(drop=drop)
         for files in which:
             files.sync(drop=drop)
+
+    def sync_records(self, *, drop: bool = True) -> None:
+        """Writes the records out, as :meth:`sync` does."""
+        for records in self._records:
+            (self._io.drop_cache if drop else self._io.sync)(records)
 
     def finish(self, crcs: Sequence[int], parts: Sequence[Mapping[str, int]]) -> dict[str, ArraySpec]:
         """Returns the arrays that were written.
@@ -202,6 +223,8 @@ class OutputFiles:
         for name, records, size, crc in zip(
             self._names, self._records, self._placement.part_bytes(), crcs, strict=True
         ):
+            if any(self._spare_bytes):
+                self._io.resize(records, size)
             self._io.drop_cache(records)
             specs[name] = ArraySpec(self._path(name).name, "uint8", (size,), 1, crc, size)
         for files, own in zip(self.files, parts, strict=True):
@@ -346,11 +369,12 @@ class Journal:
     Attributes:
         files: What is noted of each row file.
         file, episode, chunk: The row file that is passed over, and where that goes on.
+        groups: Groups of batches whose records were made of the log, where there is one (preparation/pack_log.py).
     """
 
     def __init__(self, path: Path, key: str, streams: Sequence[int], batches: int):
         self._path, self._key = path, key
-        self.file = self.episode = self.chunk = 0
+        self.file = self.episode = self.chunk = self.groups = 0
         self.meta_done = False
         self.meta_crc = np.zeros(batches, np.uint32)
         self.files = [RowsJournal(count) for count in streams]
@@ -365,6 +389,7 @@ class Journal:
                 names = ("crc", "meta_crc", "cache_crc", "episode", "chunk", "ordered", "disk_crc")
                 found = {name: saved[name] for name in names}
                 number = int(saved["row_file"]) if "row_file" in saved else 0
+                groups = int(saved["groups"]) if "groups" in saved else 0
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             return False
         crcs = np.split(found["crc"], np.cumsum(lengths)[:-1])
@@ -376,12 +401,13 @@ class Journal:
             rows.crc, rows.cache_crc, rows.ordered, rows.disk_crc = crc, cache_crc, blocks, disk_crc
         self.meta_crc = found["meta_crc"]
         self.file, self.episode, self.chunk = number, int(found["episode"]), int(found["chunk"])
+        self.groups = groups
         self.meta_done = True
         return True
 
     def restart(self) -> None:
         """Forgets that rows were written, but not what the meta parts are: they are written once more."""
-        self.file = self.episode = self.chunk = 0
+        self.file = self.episode = self.chunk = self.groups = 0
         for rows in self.files:
             rows.ordered = rows.disk_crc = 0
         self.save()
@@ -405,6 +431,7 @@ class Journal:
             row_file=self.file,
             episode=self.episode,
             chunk=self.chunk,
+            groups=self.groups,
             ordered=[rows.ordered for rows in self.files],
             disk_crc=[rows.disk_crc for rows in self.files],
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,6 +12,7 @@ import outcrop._core as _core
 from outcrop.config import exact_bytes, least_bytes
 from outcrop.errors import BudgetError, FormatError
 from outcrop.preparation.pack_files import Journal, OutputFiles, PageSums, RowsFiles, SyncInBackground
+from outcrop.preparation.pack_log import LoggedRows, PackLog
 from outcrop.preparation.pack_memory import cut_features, divide_memory
 from outcrop.preparation.pack_streams import RowStreams, Streams
 from outcrop.runtime.in_background import InBackground
@@ -49,6 +50,7 @@ class RowsPacker:
 
     Attributes:
         geometry: Says how passes are cut, for the journal.
+        logged: What the log of packing has to know of the rows, where they are put in order of it.
         num_episodes: Passes over the row file.
         num_streams: Runs of all packed batches.
     """
@@ -72,11 +74,22 @@ class RowsPacker:
         self._streams = RowStreams(placed, samples, starts, self._row_bytes, first_rows, runtime)
         self._num_blocks = len(placed.disk_blocks) - 1
         self.num_streams = len(self._placement.packed_batches) * self.section.num_runs
+        self._log: PackLog | None = None
         self._tail_bytes = self._choose_tails()
         self._episodes = list(self._cut_episodes(self._tail_bytes))
-        self.num_episodes = len(self._episodes)
+
+    @property
+    def num_episodes(self) -> int:
+        return len(self._episodes)
+
+    @property
+    def geometry(self) -> str:
         chunks = self._chunks.starts  # one, where there are no rows
-        self.geometry = f"{len(chunks)}-{chunks[min(1, len(chunks) - 1)]}-{self.num_episodes}"
+        return f"{len(chunks)}-{chunks[min(1, len(chunks) - 1)]}-{self.num_episodes}"
+
+    @property
+    def logged(self) -> LoggedRows:
+        return LoggedRows(self._streams, self._row_bytes)
 
     @property
     def work_bytes(self) -> int:
@@ -108,23 +121,54 @@ class RowsPacker:
             narrow = ids.astype(f"<i{self.section.id_bytes}")
             self._runtime.io.write(files.packed_ids, files.packed_ids_at(packed_batch), narrow.view(np.uint8))
 
+    @property
+    def most_logged(self) -> int:
+        """Counts the batches that a group of the log can have, so that the tables of an episode hold it."""
+        return self._memory.table_bytes // 2 // self._per_batch(0)
+
+    def saved_by(self, log: PackLog) -> int:
+        """Says what writing the rows to ``log`` costs less than writing them where they belong, in bytes that are read;
+        it can be negative. That they are written and read once more is left out.
+        """
+        tail = self._tail_of(log)
+        if not tail:
+            return -1 << 62
+        pieces = min(len(log) * max(len(self._chunks.starts) - 1, 1), self._packed_bytes // tail)
+        passes = sum(1 for _ in self._cut_episodes(tail, log))
+        return self._cost_of(self._tail_bytes) - passes * self.features.spec.data_bytes - pieces * _WRITE_COST
+
+    def use(self, log: PackLog) -> None:
+        """Has the rows of batches written to ``log``."""
+        self._log, self._tail_bytes = log, self._tail_of(log)
+        self._episodes = list(self._cut_episodes(self._tail_bytes, log))
+
+    def _tail_of(self, log: PackLog) -> int:
+        """Returns the bytes that each group holds until they are written; 0: there is no room."""
+        room = self._memory.table_bytes // 2 // max(len(log), 1) // PAGE_BYTES * PAGE_BYTES
+        tail = min(room, _TAIL_BYTES[-1])
+        return tail if self._memory.has_room_for(tail, self._row_bytes, self._per_batch(0)) else 0
+
+    @property
+    def _packed_bytes(self) -> int:
+        return int(self.placed.num_packed.sum()) * self._row_bytes
+
     def _choose_tails(self) -> int:
         """Chooses how many bytes of each stream are held until they are written together; 0: none.
 
         Longer tails make fewer writes and more passes over the features, of which fewer streams fit one.
         """
-        packed = int(self.placed.num_packed.sum()) * self._row_bytes
+        row, memory = self._row_bytes, self._memory
+        tails = [tail for tail in _TAIL_BYTES if memory.has_room_for(tail, row, self._per_batch(tail))]
+        return min([0, *tails], key=self._cost_of)
+
+    def _cost_of(self, tail_bytes: int) -> int:
+        """Says what passes with such tails cost, as bytes that are read: the features, and each write."""
         pieces = self.num_streams * max(len(self._chunks.starts) - 1, 1)
-        best, least = 0, sum(1 for _ in self._cut_episodes(0)) * self.features.spec.data_bytes
-        least += min(pieces, packed // self._row_bytes) * _CACHED_WRITE_COST
-        for tail in _TAIL_BYTES:
-            if not self._memory.has_room_for(tail, self._row_bytes, self._per_batch(tail)):
-                break
-            cost = sum(1 for _ in self._cut_episodes(tail)) * self.features.spec.data_bytes
-            cost += min(pieces, packed // tail) * _WRITE_COST
-            if cost < least:
-                best, least = tail, cost
-        return best
+        if tail_bytes:
+            written = min(pieces, self._packed_bytes // tail_bytes) * _WRITE_COST
+        else:
+            written = min(pieces, self._packed_bytes // self._row_bytes) * _CACHED_WRITE_COST
+        return sum(1 for _ in self._cut_episodes(tail_bytes)) * self.features.spec.data_bytes + written
 
     def _per_stream(self, tail_bytes: int) -> int:
         return len(self._chunks.first_rows) * 4 + 64 + tail_bytes
@@ -132,10 +176,14 @@ class RowsPacker:
     def _per_batch(self, tail_bytes: int) -> int:
         return self.section.num_runs * self._per_stream(tail_bytes)
 
-    def _cut_episodes(self, tail_bytes: int) -> Iterator[_Episode]:
-        """Cuts the blocks of the disk cache, then the packed batches, so that the tables of an episode fit."""
+    def _cut_episodes(self, tail_bytes: int, log: PackLog | None = None) -> Iterator[_Episode]:
+        """Cuts the blocks of the disk cache, then the packed batches, so that the tables of an episode fit: those of
+        whole groups, where there is a log.
+        """
         per_stream = self._per_stream(0)  # of blocks
-        per_batch, room = self._per_batch(tail_bytes), self._memory.table_bytes
+        per_batch, room = self._per_batch(0 if log else tail_bytes), self._memory.table_bytes
+        if log is not None:
+            room -= len(log) * tail_bytes
         if room < per_batch:
             raise BudgetError(
                 f"packing needs {least_bytes(2 * per_batch)} for its tables and has {exact_bytes(room)}; raise "
@@ -146,6 +194,8 @@ class RowsPacker:
         while True:
             more_blocks = min(room // per_stream, blocks - block)
             more = min((room - more_blocks * per_stream) // per_batch, batches - batch)
+            if log is not None:
+                more = log.last_whole(batch + more) - batch
             yield _Episode(block == batch == 0, range(block, block + more_blocks), range(batch, batch + more))
             block, batch = block + more_blocks, batch + more
             if block == blocks and batch == batches:
@@ -178,13 +228,20 @@ class RowsPacker:
                 runtime.progress.advance("pack", self.features.spec.data_bytes)
                 continue
             groups = [
-                *self._streams.of_batches(files, own, noted, episode.batches, self._tail_bytes),
+                *self._streams.of_batches(
+                    files, own, noted, episode.batches, self._tail_bytes, self._places(number)
+                ),
                 self._streams.of_blocks(own, episode.blocks),
             ]
             if episode.caches:
                 groups += self._streams.of_caches(own, noted)
             self._run_episode(files, journal, (number, at), groups, buffers, scatters)
             del groups  # before those of the next one take their place
+
+    def _places(self, number: int) -> Callable[[range], tuple[np.ndarray, np.ndarray]] | None:
+        if self._log is None:
+            return None
+        return partial(self._log.places, number, self.section.num_runs)
 
     def _run_episode(
         self,
@@ -251,6 +308,7 @@ class RowsPacker:
             group.crc,
             group.tails,
             group.written,
+            group.shared,
         )
 
     def order_disk_cache(self, files: OutputFiles, journal: Journal, number: int) -> None:

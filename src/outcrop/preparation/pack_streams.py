@@ -5,7 +5,7 @@ A stream is what one hop of a packed batch wants, a block of the disk cache, or 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -24,14 +24,16 @@ class Streams:
 
     Attributes:
         ids_file, out_file: Those files.
-        out_pages: The latter for whole pages, past the page cache, which only streams with tails write.
+        out_pages: The latter for whole pages, past the page cache, which only places with tails write.
         ids_start: Byte where the ids of each stream begin: int64 [streams].
         bounds: Ids of each stream before each chunk: int32 [streams, chunks + 1].
-        out_start: Byte where the rows of each stream go to: int64 [streams].
+        out_start: Byte where the rows of each place go to: int64 [places].
         id_bytes: Bytes of an id.
         crc: Checksum of what each stream has appended so far: uint32 [streams].
-        tails: What each stream has not written yet, as many bytes of each: flat uint8; empty: all is written at once.
-        written: Byte up to which each stream that has a tail is written: int64 [streams].
+        tails: What each place has not written yet, as many bytes of each: flat uint8; empty: all is written at once.
+        written: Byte up to which each place that has a tail is written: int64 [places].
+        shared: The first stream of each place, and how many streams there are: int64 [places + 1]; empty: each stream
+            has a place of its own.
     """
 
     ids_file: int
@@ -44,10 +46,14 @@ class Streams:
     crc: np.ndarray
     tails: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
     written: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    shared: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def ends(self, chunk: int, row_bytes: int) -> np.ndarray:
-        """Returns the byte where the rows of each stream of the chunks before ``chunk`` end: int64 [streams]."""
-        return self.out_start + self.bounds[:, chunk].astype(np.int64) * row_bytes
+        """Returns the byte where the rows of each place of the chunks before ``chunk`` end: int64 [places]."""
+        rows = self.bounds[:, chunk].astype(np.int64)
+        if len(self.shared):
+            rows = np.add.reduceat(rows, self.shared[:-1])
+        return self.out_start + rows * row_bytes
 
 
 class RowStreams:
@@ -84,53 +90,72 @@ class RowStreams:
         return record.shift_bytes(wanted, int(self._placed.num_packed[packed_batch]), self._row_bytes)
 
     def of_batches(
-        self, outputs: OutputFiles, files: RowsFiles, noted: RowsJournal, batches: range, tail_bytes: int = 0
+        self,
+        outputs: OutputFiles,
+        files: RowsFiles,
+        noted: RowsJournal,
+        batches: range,
+        tail_bytes: int = 0,
+        places: Callable[[range], tuple[np.ndarray, np.ndarray]] | None = None,
     ) -> Iterator[Streams]:
-        """Yields the streams of packed ``batches``, those of each file of records together, each with a tail of
+        """Yields the streams of packed ``batches``, those of each file of records together, each place with a tail of
         ``tail_bytes``; 0: none has one.
+
+        Args:
+            places: Gives ``out_start`` and ``shared`` of batches; None: runs go to where they lie in their records.
         """
+        hops = self.num_runs
         for first, stop in pairwise(self._placed.placement.part_bounds.tolist()):
             own = range(max(first, batches.start), min(stop, batches.stop))
-            if own:
-                yield self._of_part(outputs, files, noted, own, tail_bytes)
+            if not own:
+                continue
+            out_start, shared = (self.runs_at(own), np.zeros(0, np.int64)) if places is None else places(own)
+            room = len(out_start) * tail_bytes
+            yield Streams(
+                files.packed_ids,
+                outputs.record_file(own.start),
+                outputs.record_pages(own.start),
+                files.packed_ids_at(own.start) + self._rows_before(own) * self._section.id_bytes,
+                self.bounds(files, own),
+                out_start,
+                self._section.id_bytes,
+                noted.crc[own.start * hops : own.stop * hops],
+                self._runtime.budget.empty("pack-tails", room) if room else np.zeros(0, np.uint8),
+                out_start.copy(),
+                shared,
+            )
 
-    def _of_part(
-        self, outputs: OutputFiles, files: RowsFiles, noted: RowsJournal, batches: range, tail_bytes: int
-    ) -> Streams:
-        section, placed, hops = self._section, self._placed, self._section.num_runs
-        count = len(batches) * hops
-        bounds = self._bounds(count)
-        ids_start, out_start = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    @property
+    def num_runs(self) -> int:
+        """Counts the runs of a batch, which are its hops."""
+        return self._section.num_runs
+
+    def _rows_before(self, batches: range) -> np.ndarray:
+        """Counts the packed rows of ``batches`` before each of their runs: int64 [batches * runs]."""
+        rows = self._placed.packed_per_hop[batches.start : batches.stop].astype(np.int64).reshape(-1)
+        return np.cumsum(rows) - rows
+
+    def runs_at(self, batches: range) -> np.ndarray:
+        """Returns the byte of its file of records where each run of ``batches`` begins: int64 [batches * runs]."""
+        before = self._rows_before(batches).reshape(len(batches), self.num_runs)
+        rows_at = [int(self._starts[p]) + self.shift_bytes(p) for p in batches]
+        return (np.array(rows_at)[:, None] + (before - before[:, :1]) * self._row_bytes).reshape(-1)
+
+    def bounds(self, files: RowsFiles, batches: range) -> np.ndarray:
+        """Counts the rows of each run of ``batches`` before each chunk: int32 [batches * runs, chunks + 1]."""
+        section, placed, hops = self._section, self._placed, self.num_runs
+        out = self._bounds(len(batches) * hops)
         buffer = self._runtime.budget.empty("pack-meta", section.buffer_bytes)
         for i, packed_batch in enumerate(batches):
             packed = int(placed.num_packed[packed_batch])
-            begin = files.packed_ids_at(packed_batch)
             part = buffer[: packed * section.id_bytes]
             if packed:
-                self._runtime.io.read(files.packed_ids, begin, part)
+                self._runtime.io.read(files.packed_ids, files.packed_ids_at(packed_batch), part)
             ids = part.view(f"<i{section.id_bytes}")
             cuts = np.concatenate([[0], np.cumsum(placed.packed_per_hop[packed_batch])])
-            rows_at = int(self._starts[packed_batch]) + self.shift_bytes(packed_batch)
             for hop in range(hops):
-                s = i * hops + hop
-                bounds[s] = np.searchsorted(ids[cuts[hop] : cuts[hop + 1]], self._first_rows)
-                ids_start[s] = begin + cuts[hop] * section.id_bytes
-                out_start[s] = rows_at + cuts[hop] * self._row_bytes
-        crc = noted.crc[batches.start * hops : batches.stop * hops]
-        return Streams(
-            files.packed_ids,
-            outputs.record_file(batches.start),
-            outputs.record_pages(batches.start),
-            ids_start,
-            bounds,
-            out_start,
-            section.id_bytes,
-            crc,
-            self._runtime.budget.empty("pack-tails", count * tail_bytes)
-            if tail_bytes
-            else np.zeros(0, np.uint8),
-            out_start.copy(),
-        )
+                out[i * hops + hop] = np.searchsorted(ids[cuts[hop] : cuts[hop + 1]], self._first_rows)
+        return out
 
     def of_blocks(self, files: RowsFiles, blocks: range) -> Streams:
         """Returns blocks of the disk cache, by ascending node; they are put in their order later."""

@@ -158,6 +158,14 @@ PACK_TABLES = _part(
     Of.REST,
     within=PASS.name,
 )
+PACK_GROUP = _part(
+    "records being put in order",
+    "What is read of a log of packing, what is made of it, and what is read next.",
+    1,
+    5,
+    most=64 * _MIB,
+    copies=3,
+)
 DISK_CACHE_GROUP = _part(
     "batches of the disk cache", "Batches whose rows in the disk cache are looked up together.", 1, 4
 )
@@ -328,6 +336,7 @@ ACTIVITIES: dict[str, Activity] = {
             "planning", (WRITE_BUFFER, PLAN_COUNTERS, LAYOUT_SEARCH, LAYOUT_IDS, LAYOUT_TABLE, SEARCH_TABLE)
         ),
         Activity("packing", (PASS, PACK_CHUNK, PACK_IDS, PACK_OUT, PACK_TABLES)),
+        Activity("packing, to put records in order", (PACK_GROUP,)),
         Activity("packing the disk cache", (DISK_CACHE_BLOCK, DISK_CACHE_GROUP)),
         Activity(
             "loading packed",

@@ -39,6 +39,7 @@ FORMULAS: list[tuple[Part, Formula]] = [
     (tables.PACK_IDS, lambda free: free // 32),
     (tables.PACK_OUT, lambda free: min(free // 16, 32 << 20)),
     (tables.PACK_TABLES, lambda left: left // 2),
+    (tables.PACK_GROUP, lambda free: min(free // 5, 64 << 20)),
     (tables.DISK_CACHE_GROUP, lambda free: free // 4),
     (tables.DISK_CACHE_BLOCK, lambda total: min(total // 16, 16 << 20)),
     (tables.PACKED_BATCHES, lambda total: total // 2),

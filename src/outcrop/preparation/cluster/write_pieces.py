@@ -77,6 +77,7 @@ class ChunkWriter:
                 crc,
                 np.zeros(0, np.uint8),
                 np.zeros(0, np.int64),
+                np.zeros(0, np.int64),
             )
             self._runtime.io.sync(out)
         table.add(chunk, crc)
