@@ -26,7 +26,7 @@ import numpy as np
 import outcrop._core as _core
 from outcrop.errors import FormatError
 from outcrop.preparation.cached_rows import CacheLookup
-from outcrop.preparation.pack_files import Journal, OutputFiles, RowsFiles, SharedRows
+from outcrop.preparation.pack_files import JoinedWrites, Journal, OutputFiles, RowsFiles, SharedRows
 from outcrop.preparation.pack_log import PackLog, cut_groups
 from outcrop.preparation.pack_rows import RowsPacker
 from outcrop.runtime import memory_tables
@@ -45,6 +45,7 @@ from outcrop.store.samples import SampleSet
 
 _JOURNAL = "journal.npz"
 _TABLES_LEAST, _TABLES_SHARE = 64 << 20, 16
+_TOGETHER_BYTES = 1 << 20  # are written together of what is noted of batches
 LOG_WORTH_BYTES = 32 << 20  # as much as reading so many has to be saved
 
 
@@ -290,6 +291,9 @@ class PackTask:
             CacheLookup(p.placed.host_ids, p.placed.device_ids, p.features.spec.shape[0], self.runtime)
             for p in self.packers
         ]
+        places = 1 + len(self.packers)
+        together = min(_TOGETHER_BYTES, self.runtime.budget.free_bytes // (16 * places))
+        meta_writes, *ids_writes = (JoinedWrites(self.runtime, together) for _ in range(places))
         for graph, *parts in zip(graphs, *(one.by_batch() for one in shared), strict=True):
             packed_batch = parts[0][0]
             wanted = [graph.section(rows).ids for rows in self._graph.row_files]
@@ -298,11 +302,15 @@ class PackTask:
                 host, device = cached.find(ids)
                 tables.append(AddressTable(*host, *device, *(disk or ())))
             blob = record.encode(graph, tables, samples.id_bytes)
-            self.runtime.io.write(files.record_file(packed_batch), int(meta_at[packed_batch]), blob)
+            meta_writes.write(files.record_file(packed_batch), int(meta_at[packed_batch]), blob)
             journal.meta_crc[packed_batch] = _core.crc32c(blob)
-            for packer, own, ids, table in zip(self.packers, files.files, wanted, tables, strict=True):
+            for packer, own, ids, table, writes in zip(
+                self.packers, files.files, wanted, tables, ids_writes, strict=True
+            ):
                 packed = np.delete(ids, table.cached_positions())
-                packer.note_packed(own, packed_batch, packed)
+                packer.note_packed(own, packed_batch, packed, writes)
+        for writes in (meta_writes, *ids_writes):
+            writes.flush()
         for one in shared:
             one.close()
         files.sync(*files.files)

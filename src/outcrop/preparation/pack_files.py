@@ -26,6 +26,36 @@ from outcrop.store.placement import PlacedRows, Placement
 from outcrop.store.samples import SampleSection
 
 
+class JoinedWrites:
+    """Writes pieces of files, those that follow one another in a file together: a write takes long whatever it writes.
+
+    Args:
+        most_bytes: What is written together at the most; 0: each piece is written at once.
+    """
+
+    def __init__(self, runtime: Runtime, most_bytes: int):
+        self._io, self._buffer = runtime.io, runtime.budget.empty("pack-meta", most_bytes)
+        self._file = self._at = self._held = 0
+
+    def write(self, file: int, offset: int, data: np.ndarray) -> None:
+        """Writes ``data``, flat uint8, to ``file`` at ``offset``: now, or with what comes next, or in :meth:`flush`."""
+        follows = (file, offset) == (self._file, self._at + self._held)
+        if not follows or self._held + len(data) > len(self._buffer):
+            self.flush()
+            self._file, self._at = file, offset
+        if len(data) > len(self._buffer):
+            self._io.write(file, offset, data)
+            self._at += len(data)
+            return
+        self._buffer[self._held : self._held + len(data)] = data
+        self._held += len(data)
+
+    def flush(self) -> None:
+        if self._held:
+            self._io.write(self._file, self._at, self._buffer[: self._held])
+        self._at, self._held = self._at + self._held, 0
+
+
 class PageSums:
     """Writes the checksum of each page of the disk cache, as it comes in order, ``at`` bytes being there already."""
 

@@ -11,7 +11,14 @@ import numpy as np
 import outcrop._core as _core
 from outcrop.config import exact_bytes, least_bytes
 from outcrop.errors import BudgetError, FormatError
-from outcrop.preparation.pack_files import Journal, OutputFiles, PageSums, RowsFiles, SyncInBackground
+from outcrop.preparation.pack_files import (
+    JoinedWrites,
+    Journal,
+    OutputFiles,
+    PageSums,
+    RowsFiles,
+    SyncInBackground,
+)
 from outcrop.preparation.pack_log import LoggedRows, PackLog
 from outcrop.preparation.pack_memory import cut_features, divide_memory
 from outcrop.preparation.pack_streams import RowStreams, Streams
@@ -105,7 +112,7 @@ class RowsPacker:
         """Counts the bytes before the first packed row of a batch."""
         return self._streams.shift_bytes(packed_batch)
 
-    def note_packed(self, files: RowsFiles, packed_batch: int, ids: np.ndarray) -> None:
+    def note_packed(self, files: RowsFiles, packed_batch: int, ids: np.ndarray, writes: JoinedWrites) -> None:
         """Writes which rows of a batch are packed.
 
         Raises:
@@ -119,7 +126,7 @@ class RowsPacker:
             )
         if len(ids):
             narrow = ids.astype(f"<i{self.section.id_bytes}")
-            self._runtime.io.write(files.packed_ids, files.packed_ids_at(packed_batch), narrow.view(np.uint8))
+            writes.write(files.packed_ids, files.packed_ids_at(packed_batch), narrow.view(np.uint8))
 
     @property
     def most_logged(self) -> int:

@@ -17,6 +17,8 @@ from outcrop.store import record
 from outcrop.store.placement import PlacedRows
 from outcrop.store.samples import SampleSet
 
+_AT_A_TIME = 1 << 20  # bytes of ids
+
 
 @dataclass
 class Streams:
@@ -143,19 +145,26 @@ class RowStreams:
 
     def bounds(self, files: RowsFiles, batches: range) -> np.ndarray:
         """Counts the rows of each run of ``batches`` before each chunk: int32 [batches * runs, chunks + 1]."""
-        section, placed, hops = self._section, self._placed, self.num_runs
+        hops = self.num_runs
         out = self._bounds(len(batches) * hops)
-        buffer = self._runtime.budget.empty("pack-meta", section.buffer_bytes)
-        for i, packed_batch in enumerate(batches):
-            packed = int(placed.num_packed[packed_batch])
-            part = buffer[: packed * section.id_bytes]
-            if packed:
-                self._runtime.io.read(files.packed_ids, files.packed_ids_at(packed_batch), part)
-            ids = part.view(f"<i{section.id_bytes}")
-            cuts = np.concatenate([[0], np.cumsum(placed.packed_per_hop[packed_batch])])
+        for i, (packed_batch, ids) in enumerate(zip(batches, self._packed_ids(files, batches), strict=True)):
+            cuts = np.concatenate([[0], np.cumsum(self._placed.packed_per_hop[packed_batch])])
             for hop in range(hops):
                 out[i * hops + hop] = np.searchsorted(ids[cuts[hop] : cuts[hop + 1]], self._first_rows)
         return out
+
+    def _packed_ids(self, files: RowsFiles, batches: range) -> Iterator[np.ndarray]:
+        """Yields the ids of the packed rows of each of ``batches``; those of several are read at a time."""
+        width, budget = self._section.id_bytes, self._runtime.budget
+        room = max(self._section.buffer_bytes, min(_AT_A_TIME, budget.free_bytes // 16))
+        buffer = budget.empty("pack-meta", room)
+        starts = np.array([files.packed_ids_at(p) for p in range(batches.start, batches.stop + 1)])
+        begin = end = starts[0]  # of what was read
+        for first, stop in pairwise(starts):
+            if stop > end:
+                begin, end = first, starts[np.searchsorted(starts, first + room, "right") - 1]
+                self._runtime.io.read(files.packed_ids, int(begin), buffer[: end - begin])
+            yield buffer[first - begin : stop - begin].view(f"<i{width}")
 
     def of_blocks(self, files: RowsFiles, blocks: range) -> Streams:
         """Returns blocks of the disk cache, by ascending node; they are put in their order later."""

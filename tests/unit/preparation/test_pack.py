@@ -17,7 +17,7 @@ from outcrop.config import IoConfig, PlanConfig
 from outcrop.errors import ChecksumError
 from outcrop.preparation import pack as packing
 from outcrop.preparation import pack_rows
-from outcrop.preparation.pack_files import OutputFiles, RowsFiles, SyncInBackground
+from outcrop.preparation.pack_files import JoinedWrites, OutputFiles, RowsFiles, SyncInBackground
 from outcrop.preparation.pack_rows import RowsPacker
 from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
@@ -431,3 +431,30 @@ def test_what_was_packed_leaves_the_page_cache(
     later = shares[1:-1]  # the first is when graphs are written, the last at the end of the pass
     assert max(later) < 0.1 if leaves else min(later) > 0.1
     assert shares[-1] < 0.1
+
+
+@pytest.mark.parametrize("most_bytes", [0, 7, 100, 1 << 20])
+def test_pieces_that_follow_one_another_are_written_together(
+    tmp_path: Path, make_runtime: Make, most_bytes: int
+) -> None:
+    runtime, rng = make_runtime(threads=1), np.random.default_rng(most_bytes)
+    opened = [runtime.io.open(str(tmp_path / name), _core.OpenMode.create) for name in "ab"]
+    expected, at, pieces = [np.zeros(20_000, np.uint8) for _ in opened], [0, 0], 0
+    for file in opened:
+        runtime.io.resize(file, 20_000)
+    before, writes = runtime.io.counters.write_ops, JoinedWrites(runtime, most_bytes)
+    for _ in range(300):
+        which, size = int(rng.random() < 0.1), int(rng.integers(0, 30))
+        at[which] += int(rng.random() < 0.1) * 7  # leaves a gap
+        data = rng.integers(0, 255, size, np.uint8)
+        writes.write(opened[which], at[which], data)
+        expected[which][at[which] : at[which] + size] = data
+        at[which] += size
+        pieces += size > 0
+    writes.flush()
+    for file, name, content in zip(opened, "ab", expected, strict=True):
+        runtime.io.close(file)
+        assert (tmp_path / name).read_bytes() == content.tobytes()
+    written = runtime.io.counters.write_ops - before
+    assert written <= pieces
+    assert most_bytes < 100 or written < pieces / 2
