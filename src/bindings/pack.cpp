@@ -86,7 +86,8 @@ void bind_pack(nb::module_& m) {
         check_length("count", count.size(), out_offset.size());
         nb::gil_scoped_release release;
         for (size_t i = 0; i < count.size(); ++i) {
-          const auto n = static_cast<uint64_t>(count.data()[i]), to = static_cast<uint64_t>(out_offset.data()[i]),
+          const auto n = static_cast<uint64_t>(count.data()[i]),
+                     to = static_cast<uint64_t>(out_offset.data()[i]),
                      from = static_cast<uint64_t>(data_offset.data()[i]);
           if (n > out.size() || to > out.size() - n || n > data.size() || from > data.size() - n)
             throw Error(ErrorKind::argument, "a piece does not lie within what it is copied from and to");
@@ -120,7 +121,8 @@ void bind_pack(nb::module_& m) {
             if (shared.size()) {
               if (shared.data()[0] != 0 || shared.data()[places] != static_cast<int64_t>(streams.count) ||
                   !std::is_sorted(shared.data(), shared.data() + shared.size()))
-                throw Error(ErrorKind::argument, "places are shared by streams that follow one another, all of them");
+                throw Error(ErrorKind::argument,
+                            "places are shared by streams that follow one another, all of them");
               streams.shared = shared.data();
             }
             streams.ids_offset = ids_offset.data();

@@ -68,7 +68,9 @@ void Scatter::run(const FeatureChunk& chunk, FileId ids_file, FileId out_file, F
     ids_job_[which]->wait();
     const std::byte* ids = ids_[which].data();
     for (size_t s = begin; s < end;) {
-      const auto place_end = [&] { return streams.shared ? static_cast<size_t>(streams.shared[p + 1]) : p + 1; };
+      const auto place_end = [&] {
+        return streams.shared ? static_cast<size_t>(streams.shared[p + 1]) : p + 1;
+      };
       for (; place_end() <= s; ++p) appended = 0;
       const size_t stop = std::min(end, place_end());
       const int64_t rows = std::accumulate(streams.ids_count + s, streams.ids_count + stop, int64_t{0});

@@ -27,7 +27,7 @@ struct PackStreams {
   size_t count = 0;
   const int64_t* ids_offset = nullptr;  // bytes in the ids file, of the ids that fall in this chunk
   const int64_t* ids_count = nullptr;
-  uint32_t* crc = nullptr;              // CRC-32C of what was appended so far; moved on
+  uint32_t* crc = nullptr;  // CRC-32C of what was appended so far; moved on
   size_t places = 0;
   const int64_t* shared = nullptr;      // [places + 1]: streams shared[p] to shared[p + 1] append to place p
   const int64_t* out_offset = nullptr;  // where the first of their rows goes
@@ -80,8 +80,8 @@ class Scatter {
     const Id* ids;
     const int64_t* counts;  // of the stream that is taken from, and of those behind it
     uint32_t* crcs;
-    int64_t left;      // rows, of all of them
-    int64_t taken = 0; // of the stream that is taken from
+    int64_t left;       // rows, of all of them
+    int64_t taken = 0;  // of the stream that is taken from
     int64_t last = -1;
   };
   template <class Id>
