@@ -198,7 +198,7 @@ class OutputFiles:
         return {name: size + spare for name, (size, spare) in zip(self._names, both, strict=True)}
 
     def are_there(self) -> bool:
-        """Tells whether all are there, as they are while they are written; records also as they are at the end."""
+        """Tells whether all are there, as they are while they are written, or as they are at the end."""
         sizes = zip(self._names, self._placement.part_bytes(), self._sizes().values(), strict=True)
         return all(
             (path := self._path(name)).is_file() and path.stat().st_size in both for name, *both in sizes
@@ -326,8 +326,13 @@ class RowsFiles:
         return sizes
 
     def are_there(self) -> bool:
-        paths = {self._path(name): size for name, size in self._sizes().items()}
-        return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
+        """Tells whether all are there, as they are while they are written, or as they are at the end."""
+        for name, size in self._sizes().items():
+            path, rows = self._path(name), self._rows.get(name)
+            end = size if rows is None else record.align_page(rows * self._row_bytes)
+            if not path.is_file() or path.stat().st_size not in (size, end):
+                return False
+        return True
 
     def open(self) -> None:
         update, read = _core.OpenMode.update, _core.OpenMode.read

@@ -16,6 +16,7 @@ from outcrop.config import IoConfig
 from outcrop.errors import FormatError
 from outcrop.preparation import pack as packing
 from outcrop.preparation import pack_log
+from outcrop.preparation.pack_files import OutputFiles
 from outcrop.preparation.pack_log import PackLog, cut_groups
 from outcrop.preparation.pack_rows import RowsPacker
 from outcrop.runtime.runtime import Runtime
@@ -212,3 +213,35 @@ def test_pieces_stay_within_what_they_are_moved_between() -> None:
     for bad in ((0, 9, 8), (9, 0, 8), (-1, 0, 2), (0, -1, 2), (0, 0, -1), (0, 0, 17), (1 << 62, 0, 1)):
         with pytest.raises(ValueError, match="does not lie within"):
             move(bad)
+
+
+@pytest.mark.parametrize("worth", [-(1 << 60), 1 << 60])
+def test_killed_at_the_very_end_nothing_is_packed_again(
+    tmp_path: Path, make_runtime: Make, monkeypatch: pytest.MonkeyPatch, worth: int
+) -> None:
+    """When files have got their final lengths already."""
+    monkeypatch.setattr(packing, "LOG_WORTH_BYTES", worth)
+    graph = a_plan(tmp_path, make_runtime(threads=1), 343, "float16", "8,1")
+    original = OutputFiles.finish
+
+    class Killed(Exception):
+        pass
+
+    def finish(self: OutputFiles, *args):
+        original(self, *args)
+        raise Killed
+
+    def pack() -> Stages:
+        limited = make_runtime("1200KiB", threads=1)
+        run = reopened(graph, tmp_path, limited)
+        packing.pack(graph, run.samples, run.placement, tmp_path / "pack", limited)
+        return run
+
+    monkeypatch.setattr(OutputFiles, "finish", finish)
+    with pytest.raises(Killed):
+        pack()
+    monkeypatch.setattr(OutputFiles, "finish", original)
+    for owner, name in ((RowsPacker, "_scatter"), (PackLog, "_arrange"), (packing.PackTask, "_write_meta")):
+        monkeypatch.delattr(owner, name)
+    check(pack(), as_rows(random_features(NODES, 343, "float16")))
+    verify_artifact(tmp_path / "pack", make_runtime())
