@@ -519,6 +519,8 @@ def main() -> int:
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}")
     parser.add_argument("--at", type=int, help="takes this call alone")
     asked = parser.parse_args()
+    if unknown := set(asked.kinds.split(",")).difference(KINDS):
+        parser.error(f"there is no kind {', '.join(sorted(unknown))} of calls: {', '.join(KINDS)}")
     library = started_with_library(sys.argv)
     from artifact_support import memory_folder
 
