@@ -10,7 +10,7 @@ that of the best way.
 The first cells differ from the middle one in one factor; then come cells drawn at random, always the same. Cells whose
 training would take very long are left out, and so are ways in which memory is too small. A way that takes half as long
 again as the best of its round is stopped: it is not the best. What was measured is kept in ``regimes.json`` in the
-folder of the benchmark: the same command goes on where it was stopped.
+folder of the benchmark: the same command goes on where it was stopped. Cells say of which revision they are.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from outcrop.bench.cgroup import SlowDisk, drop_page_cache, kernel_slows
 from outcrop.bench.epoch import ALLOWANCE_BYTES, Log, ensure_graph
 from outcrop.bench.graphs import GraphShape
 from outcrop.bench.kept import Kept
+from outcrop.bench.origin import source_revision
 from outcrop.bench.process import outcrop
 from outcrop.errors import OutcropError
 from outcrop.runtime.machine import read_rates
@@ -259,6 +260,7 @@ def _measure(folder: Path, cell: Cell, rounds: int, log: Log) -> dict[str, Any]:
         for way in WAYS:
             done.train(way)
     return {
+        "revision": source_revision(),
         "cell": asdict(cell),
         "disk": None if disk is None else _told(disk),
         "memory_bytes": cell.memory_bytes,
