@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -64,6 +65,14 @@ class RowFiller(Protocol):
     def __call__(self, packing: PackTask, files: OutputFiles, journal: Journal) -> CopiedBytes: ...
 
 
+class MayPackAlone(ABC):
+    """Marks what has several processes write the rows, and leaves it to this one where they have no room."""
+
+    @abstractmethod
+    def packs_alone(self, packing: PackTask) -> str:
+        """Says why this process packs alone; empty: it does not."""
+
+
 class KeepsPartsApart:
     """Marks what writes parts to disks of several machines: what it leaves here is no use to what writes all here."""
 
@@ -101,7 +110,7 @@ class MovedBytes:
 
 
 def fill_in_passes(packing: PackTask, files: OutputFiles, journal: Journal) -> CopiedBytes:
-    """Makes the passes over each row file, in this process."""
+    """Makes the passes over each row file, in this process; where rows go to a log, makes records of it."""
     for number, packer in enumerate(packing.packers):
         packer.fill(files, journal, number)
     if packing.log is not None:
@@ -180,7 +189,8 @@ class PackTask:
     def run(self, folder: Path, fill: RowFiller) -> Packed:
         placement, packers, runtime = self.placement, self.packers, self.runtime
         self.apart = isinstance(fill, KeepsPartsApart)
-        self.log = self._choose_log() if fill is fill_in_passes else None
+        alone = fill is fill_in_passes or (isinstance(fill, MayPackAlone) and fill.packs_alone(self))
+        self.log = self._choose_log(folder) if alone else None
         if self.log is not None:
             for packer in packers:
                 packer.use(self.log)
@@ -243,8 +253,10 @@ class PackTask:
         copied = replace(copied, bytes_read=copied.bytes_read + fetched)
         return Packed(manifest, passes, copied)
 
-    def _choose_log(self) -> PackLog | None:
-        """Returns the log of what is packed, where it costs less than writing the rows to where they belong at once."""
+    def _choose_log(self, folder: Path) -> PackLog | None:
+        """Returns the log of what is packed to ``folder``, where it costs less than writing rows to where they belong
+        at once, and the disk has room for it.
+        """
         placement, packers = self.placement, self.packers
         if not len(placement.packed_batches):
             return None
@@ -256,7 +268,9 @@ class PackTask:
             return None
         rows_bytes = np.stack([p.placed.num_packed * p.features.row_bytes for p in packers], axis=1)
         log = PackLog(placement, self.starts, bounds, rows_bytes)
-        if sum(log.spare_bytes) > self._disk_room():
+        there = sum(path.stat().st_blocks * 512 for path in folder.glob("*.bin"))  # of an interrupted command
+        disk = shutil.disk_usage(folder).free + there - self._predicted_bytes
+        if sum(log.spare_bytes) > min(self._disk_room(), disk):
             return None
         saved = sum(packer.saved_by(log) for packer in packers)
         return log if saved - 2 * log.work_bytes > LOG_WORTH_BYTES else None
@@ -272,9 +286,12 @@ class PackTask:
 
     def _disk_room(self) -> int:
         """Counts the bytes of disk that the run leaves of its limit."""
-        placement = self.placement.manifest
-        limit = placement.config.get("disk_space")
-        return sys.maxsize if limit is None else limit - placement.attributes["predicted"]["disk_bytes"]
+        limit = self.placement.manifest.config.get("disk_space")
+        return sys.maxsize if limit is None else limit - self._predicted_bytes
+
+    @property
+    def _predicted_bytes(self) -> int:
+        return self.placement.manifest.attributes["predicted"]["disk_bytes"]
 
     def note_filled(self, journal: Journal) -> None:
         """Notes that all rows are written."""

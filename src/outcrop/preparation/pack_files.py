@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -237,10 +237,10 @@ class OutputFiles:
         for files in which:
             files.sync(drop=drop)
 
-    def sync_records(self, *, drop: bool = True) -> None:
-        """Writes the records out, as :meth:`sync` does."""
-        for records in self._records:
-            (self._io.drop_cache if drop else self._io.sync)(records)
+    def sync_records(self, parts: Iterable[int] | None = None, *, drop: bool = True) -> None:
+        """Writes the records out, as :meth:`sync` does: those of ``parts``, None: all."""
+        for part in range(len(self._records)) if parts is None else parts:
+            (self._io.drop_cache if drop else self._io.sync)(self._records[part])
 
     def finish(self, crcs: Sequence[int], parts: Sequence[Mapping[str, int]]) -> dict[str, ArraySpec]:
         """Returns the arrays that were written.
@@ -328,9 +328,8 @@ class RowsFiles:
     def are_there(self) -> bool:
         """Tells whether all are there, as they are while they are written, or as they are at the end."""
         for name, size in self._sizes().items():
-            path, rows = self._path(name), self._rows.get(name)
-            end = size if rows is None else record.align_page(rows * self._row_bytes)
-            if not path.is_file() or path.stat().st_size not in (size, end):
+            path, end = self._path(name), self._rows.get(name, 0) * self._row_bytes
+            if not path.is_file() or path.stat().st_size not in (size, end, record.align_page(end)):
                 return False
         return True
 
@@ -451,8 +450,11 @@ class Journal:
         self.write(self.content())
 
     def write(self, content: bytes) -> None:
-        """Writes what :meth:`content` gave, in place of what the journal said before."""
+        """Writes what :meth:`content` gave, in place of what the journal said before, and has it on disk: what it says
+        that is done with may be overwritten next.
+        """
         manifests.write_atomic(self._path, content)
+        manifests.sync_folder(self._path.parent)
 
     def content(self) -> bytes:
         """Returns what the journal says now."""

@@ -22,7 +22,7 @@ from itertools import pairwise
 import numpy as np
 
 import outcrop._core as _core
-from outcrop.errors import FormatError
+from outcrop.errors import ChecksumError
 from outcrop.preparation.pack_files import Journal, OutputFiles
 from outcrop.preparation.pack_streams import RowStreams
 from outcrop.runtime.in_background import InBackground
@@ -78,7 +78,7 @@ class PackLog:
         self._begin, self._end = starts[bounds[:-1], 0], starts[bounds[1:] - 1, -1]
         group_of = np.repeat(np.arange(len(self)), np.diff(bounds))
         regions, part_of = self._end - self._begin, placement.part[bounds[:-1]]
-        self.spare_bytes = []
+        self._part, self.spare_bytes = part_of, []
         for part in range(placement.num_parts):
             own = regions[part_of == part]
             most = int(own.max(initial=0))
@@ -100,7 +100,7 @@ class PackLog:
     @property
     def geometry(self) -> str:
         """Says how batches are grouped, for the journal."""
-        return f"log-{len(self)}-{int((self._end - self._begin).max())}"
+        return f"log-{_core.crc32c(self.bounds.astype('<i8').view(np.uint8)):08x}"
 
     @property
     def work_bytes(self) -> int:
@@ -130,7 +130,7 @@ class PackLog:
         """Makes records of the log, from the group on that the journal names.
 
         Raises:
-            FormatError: The log has other bytes than were written to it.
+            ChecksumError: The log has other bytes than were written to it.
         """
         done = journal.groups
         runtime.progress.advance("pack", int((self._end - self._begin)[:done].sum()))
@@ -149,8 +149,8 @@ class PackLog:
             runtime.io.write(files.record_pages(int(self.bounds[group])), int(self._begin[group]), out)
 
         def note(group: int) -> None:
-            """Notes that the groups before are on disk."""
-            files.sync_records()
+            """Notes that the records of the groups before are on disk."""
+            files.sync_records(set(self._part[journal.groups : group].tolist()))
             journal.groups = group
             journal.save()
 
@@ -172,8 +172,7 @@ class PackLog:
 
     def _reaches(self, noted: int, group: int) -> bool:
         """Tells whether the records of a group come to lie where the log of a group from ``noted`` on is."""
-        first, part = int(self.bounds[noted]), self._placement.part
-        same = part[first] == part[self.bounds[group]]
+        same = self._part[noted] == self._part[group]
         return noted < group and (not same or bool(self._end[group] > self._log_at[noted]))
 
     def _arrange(
@@ -210,9 +209,9 @@ class PackLog:
     def _compare(self, data: np.ndarray, wanted: int, files: OutputFiles, batch: int) -> None:
         if _core.crc32c(data) != wanted:
             number = self._placement.packed_batches[batch]
-            raise FormatError(
-                f"{files.path_of(files.record_file(batch))}: what was written for mini-batch {number} is not what "
-                "the disk gives back; check the disk, remove the folder and prepare the run again"
+            raise ChecksumError(
+                f"{files.path_of(files.record_file(batch))}: the disk does not give back what was written of "
+                f"mini-batch {number}; check the disk, remove the folder and prepare the run again"
             )
 
 
@@ -227,8 +226,9 @@ class LoggedRows:
 def _pieces_of(
     bounds: np.ndarray, at: int, row_bytes: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields for each run of a group what it took of each chunk: bytes before it in the run, where it lies in the log,
-    bytes; int64 [chunks] each. In the log all runs' rows of a chunk follow one another, then those of the next one.
+    """Yields for each run of a group what it took of chunks, where that is any: bytes before it in the run, where it
+    lies in the log, bytes; int64 [pieces] each. In the log all runs' rows of a chunk follow one another, then those of
+    the next one.
 
     Args:
         bounds: Rows of each run before each chunk: int32 [runs, chunks + 1].
@@ -238,5 +238,6 @@ def _pieces_of(
     next_at = at + of_chunks[:-1] * row_bytes
     for run in bounds:
         sizes = np.diff(run).astype(np.int64) * row_bytes
-        yield run[:-1].astype(np.int64) * row_bytes, next_at.copy(), sizes
+        there = np.flatnonzero(sizes)
+        yield run[there].astype(np.int64) * row_bytes, next_at[there], sizes[there]
         next_at += sizes

@@ -150,10 +150,10 @@ class RowsPacker:
         self._episodes = list(self._cut_episodes(self._tail_bytes, log))
 
     def _tail_of(self, log: PackLog) -> int:
-        """Returns the bytes that each group holds until they are written; 0: there is no room."""
-        room = self._memory.table_bytes // 2 // max(len(log), 1) // PAGE_BYTES * PAGE_BYTES
-        tail = min(room, _TAIL_BYTES[-1])
-        return tail if self._memory.has_room_for(tail, self._row_bytes, self._per_batch(0)) else 0
+        """Returns the bytes that each group holds until they are written, whole pages; 0: there is no room."""
+        most = self._memory.out_buffer - PAGE_BYTES - self._row_bytes
+        room = min(self._memory.table_bytes // 2 // len(log), most, _TAIL_BYTES[-1])
+        return max(room, 0) // PAGE_BYTES * PAGE_BYTES
 
     @property
     def _packed_bytes(self) -> int:

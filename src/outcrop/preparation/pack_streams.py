@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from outcrop.errors import ChecksumError
 from outcrop.preparation.pack_files import OutputFiles, RowsFiles, RowsJournal
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import record
@@ -87,9 +88,10 @@ class RowStreams:
         return held[: streams * width * 4].view(np.int32).reshape(streams, width)
 
     def shift_bytes(self, packed_batch: int) -> int:
-        """Counts the bytes before the first packed row of a batch."""
+        """Counts the bytes before the first packed row of a batch; 0 where none is."""
         wanted = int(self._section.num_rows[self._placed.placement.packed_batches[packed_batch]])
-        return record.shift_bytes(wanted, int(self._placed.num_packed[packed_batch]), self._row_bytes)
+        packed = int(self._placed.num_packed[packed_batch])
+        return record.shift_bytes(wanted, packed, self._row_bytes) if packed else 0
 
     def of_batches(
         self,
@@ -144,21 +146,31 @@ class RowStreams:
         return (np.array(rows_at)[:, None] + (before - before[:, :1]) * self._row_bytes).reshape(-1)
 
     def bounds(self, files: RowsFiles, batches: range) -> np.ndarray:
-        """Counts the rows of each run of ``batches`` before each chunk: int32 [batches * runs, chunks + 1]."""
+        """Counts the rows of each run of ``batches`` before each chunk: int32 [batches * runs, chunks + 1].
+
+        Raises:
+            ChecksumError: Lists of ids are not as they were written.
+        """
         hops = self.num_runs
         out = self._bounds(len(batches) * hops)
         for i, (packed_batch, ids) in enumerate(zip(batches, self._packed_ids(files, batches), strict=True)):
             cuts = np.concatenate([[0], np.cumsum(self._placed.packed_per_hop[packed_batch])])
             for hop in range(hops):
                 out[i * hops + hop] = np.searchsorted(ids[cuts[hop] : cuts[hop + 1]], self._first_rows)
+            own = out[i * hops : (i + 1) * hops]
+            if (own[:, -1] != np.diff(cuts)).any() or (np.diff(own, axis=1) < 0).any():
+                raise ChecksumError(
+                    f"{files.path_of(files.packed_ids)}: the disk does not give back what was written of mini-batch "
+                    f"{packed_batch}; check the disk, remove the folder and prepare the run again"
+                )
         return out
 
     def _packed_ids(self, files: RowsFiles, batches: range) -> Iterator[np.ndarray]:
         """Yields the ids of the packed rows of each of ``batches``; those of several are read at a time."""
         width, budget = self._section.id_bytes, self._runtime.budget
-        room = max(self._section.buffer_bytes, min(_AT_A_TIME, budget.free_bytes // 16))
-        buffer = budget.empty("pack-meta", room)
         starts = np.array([files.packed_ids_at(p) for p in range(batches.start, batches.stop + 1)])
+        room = max(int(np.diff(starts).max(initial=0)), min(_AT_A_TIME, budget.free_bytes // 16))
+        buffer = budget.empty("pack-meta", room)
         begin = end = starts[0]  # of what was read
         for first, stop in pairwise(starts):
             if stop > end:

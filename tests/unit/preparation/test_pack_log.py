@@ -11,15 +11,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from artifact_support import differences, tree
 from outcrop import _core
-from outcrop.config import IoConfig
-from outcrop.errors import FormatError
+from outcrop.config import IoConfig, PlanConfig, SampleConfig
+from outcrop.errors import ChecksumError
 from outcrop.preparation import pack as packing
 from outcrop.preparation import pack_log
+from outcrop.preparation.cluster.pieces import finish_pieces, prepare_pieces
+from outcrop.preparation.cluster.write_pieces import ChunkWriter
 from outcrop.preparation.pack_files import OutputFiles
 from outcrop.preparation.pack_log import PackLog, cut_groups
 from outcrop.preparation.pack_rows import RowsPacker
+from outcrop.preparation.plan import plan
+from outcrop.preparation.sample import sample
 from outcrop.runtime.runtime import Runtime
+from outcrop.store.graph import Graph
+from outcrop.store.placement import Placement, open_placement
+from outcrop.store.samples import SampleSet, open_samples
 from outcrop.store.verify import verify_artifact
 from packed_files import check, reopened
 from run_support import (
@@ -33,6 +41,7 @@ from run_support import (
     random_features,
     sampled,
 )
+from section_support import graph_of, memory_with_cache, sample_by_reference
 
 Make = Callable[..., Runtime]
 NODES = 3000
@@ -51,9 +60,44 @@ def a_plan(tmp_path: Path, runtime: Runtime, width: int, dtype: str, layout: str
     return graph
 
 
-def groups_of(run: Stages, graph, runtime: Runtime) -> int:
-    log = packing.PackTask(graph, run.samples, run.placement, runtime)._choose_log()
+def groups_of(run: Stages, graph, runtime: Runtime, tmp_path: Path) -> int:
+    log = packing.PackTask(graph, run.samples, run.placement, runtime)._choose_log(tmp_path)
     return 0 if log is None else len(log)
+
+
+def by_pieces(task: packing.PackTask, files: OutputFiles, journal: packing.Journal) -> packing.CopiedBytes:
+    """Writes the rows as several processes do, without a log."""
+    pieces = prepare_pieces(task, files, 4 * PAGE)
+    writer = ChunkWriter(pieces, 64 << 20)
+    for chunk in pieces.missing():
+        writer.write(*chunk)
+    writer.close()
+    finish_pieces(pieces, task, journal)
+    return packing.CopiedBytes()
+
+
+def small_plan(folder: Path, runtime: Runtime, parts: int) -> tuple[Graph, SampleSet, Placement]:
+    graph = a_graph(folder / "g", runtime, width=128, train=50, nodes=200)
+    sample(graph, SampleConfig(fanouts=(3, 3), batch_size=5), folder / "sample", runtime, parts=parts)
+    samples = open_samples(runtime, folder / "sample")
+    config = config_with_cache(samples, graph.row_files[0].row_bytes, 30, layout="packed")
+    plan(graph, samples, config, folder / "plan", runtime)
+    return graph, samples, open_placement(runtime, folder / "plan")
+
+
+def cut_by(monkeypatch: pytest.MonkeyPatch, most: int, batches: int) -> None:
+    """Has groups of at most so many ``batches``, and of ``most`` times the largest record."""
+
+    def cut(starts: np.ndarray, part_bounds: list[int], most_bytes: int, most_batches: int) -> np.ndarray:
+        largest = int((starts[:, -1] - starts[:, 0]).max())
+        assert most * largest <= most_bytes
+        assert batches <= most_batches
+        bounds = cut_groups(starts, part_bounds, most * largest, batches)
+        assert bounds is not None
+        assert len(bounds) > 2 or batches > 9
+        return bounds
+
+    monkeypatch.setattr(packing, "cut_groups", cut)
 
 
 @pytest.mark.parametrize("layout", ["packed", "8,1"])
@@ -75,7 +119,7 @@ def test_records_equal_numpy(
     graph = a_plan(tmp_path, make_runtime(threads=1), width, dtype, layout)
     limited = make_runtime(memory, threads=1)
     run = reopened(graph, tmp_path, limited)
-    assert groups_of(run, graph, limited) >= (1 if memory is None else 4)
+    assert groups_of(run, graph, limited, tmp_path) >= (1 if memory is None else 4)
     packing.pack(graph, run.samples, run.placement, tmp_path / "pack", limited)
     check(run, as_rows(random_features(NODES, width, dtype)))
     assert limited.budget.peak_bytes <= limited.budget.limit_bytes
@@ -124,6 +168,48 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(
     verify_artifact(tmp_path / "pack", make_runtime())
 
 
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize(("most", "batches"), [(1, 1), (1, 7), (2, 2), (4, 7)])
+def test_groups_of_any_size(
+    tmp_path: Path, make_runtime: Make, monkeypatch: pytest.MonkeyPatch, most: int, batches: int, parts: int
+) -> None:
+    """Of one batch or more, in one file of records or several."""
+    monkeypatch.setattr(pack_log, "_SYNC_EVERY_BYTES", PAGE)
+    stages = small_plan(tmp_path, make_runtime(threads=1), parts)
+    want = packing.pack(*stages, tmp_path / "want", make_runtime(threads=1), by_pieces)
+    cut_by(monkeypatch, most, batches)
+    packing.pack(*stages, tmp_path / "found", make_runtime(threads=1))
+    assert differences(tree(tmp_path / "found"), tree(tmp_path / "want")) == []
+    assert want.passes == 1
+
+
+@pytest.mark.parametrize(("most", "batches"), [(1, 1), (2, 3), (9, 99)])
+@pytest.mark.parametrize("files", [2, 7])
+@pytest.mark.parametrize("cached", [False, True])
+def test_several_row_files(
+    tmp_path: Path,
+    make_runtime: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    files: int,
+    most: int,
+    batches: int,
+    cached: bool,
+) -> None:
+    """Also where some lie in the cache whole, so that batches have no packed rows of them."""
+    runtime, graph = make_runtime(threads=1), graph_of(tmp_path / "g", files)
+    config = SampleConfig(fanouts=(4, 3), batch_size=20, epochs=1, splits=("train",), edge_rows=True)
+    samples = sample_by_reference(graph, tmp_path, runtime, config)
+    memory = memory_with_cache(graph, samples, graph.feature_bytes * (19 if cached else 5) // 20)
+    plan(graph, samples, PlanConfig(memory=memory, slots=2, layout="packed"), tmp_path / "plan", runtime)
+    placement = open_placement(runtime, tmp_path / "plan")
+    nothing = [bool((rows.num_packed == 0).any()) for rows in placement.files]
+    assert any(nothing) or not cached
+    packing.pack(graph, samples, placement, tmp_path / "want", runtime, by_pieces)
+    cut_by(monkeypatch, most, batches)
+    packing.pack(graph, samples, placement, tmp_path / "found", runtime)
+    assert differences(tree(tmp_path / "found"), tree(tmp_path / "want")) == []
+
+
 def test_what_is_noted_can_be_made_again(
     tmp_path: Path, make_runtime: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,7 +254,7 @@ def test_a_log_that_was_damaged_is_named(
         monkeypatch.setattr(PackLog, "put_in_order", damaged)
         limited = make_runtime("1200KiB", threads=1)
         run = reopened(graph, tmp_path, limited)
-        with pytest.raises(FormatError, match=r"records\.bin: .* mini-batch \d+ .*prepare the run again"):
+        with pytest.raises(ChecksumError, match=r"records\.bin: .* mini-batch \d+; .*prepare the run again"):
             packing.pack(graph, run.samples, run.placement, tmp_path / "pack", limited)
         for left in tmp_path.glob("*pack*"):
             for file in left.glob("*"):

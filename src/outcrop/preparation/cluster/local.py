@@ -22,7 +22,7 @@ from outcrop.preparation.cluster.pieces import (
     table_bytes,
 )
 from outcrop.preparation.cluster.write_pieces import ChunkWriter
-from outcrop.preparation.pack import CopiedBytes, PackTask, fill_in_passes
+from outcrop.preparation.pack import CopiedBytes, MayPackAlone, PackTask, fill_in_passes
 from outcrop.preparation.pack_files import Journal, OutputFiles
 from outcrop.runtime.parent import end_with_parent
 
@@ -30,7 +30,7 @@ _LEAST_BYTES, _MOST_BYTES = 4 << 20, 768 << 20  # memory of a process
 _writer: ChunkWriter | OutcropError | None = None
 
 
-class LocalWorkers:
+class LocalWorkers(MayPackAlone):
     """Has ``workers`` processes of this machine write the rows; what they write is what one would.
 
     Each has a sixteenth of the memory that is free, at most 768 MiB, and is a Python beside it; where there is not
@@ -41,26 +41,34 @@ class LocalWorkers:
         self.workers = workers
 
     def __call__(self, packing: PackTask, files: OutputFiles, journal: Journal) -> CopiedBytes:
-        if packing.is_filled(journal):
-            return CopiedBytes()
-        free, progress = packing.runtime.budget.free_bytes, packing.runtime.progress
-        widest = max(packer.features.spec.stride_bytes for packer in packing.packers)
-        memory = max(min(max(free // 16, _LEAST_BYTES), _MOST_BYTES), _LEAST_BYTES + 8 * widest)
-        workers = min(self.workers, free // memory - 1)
-        why = None
-        if workers < 1:
-            why = f"memory for one process, not for {self.workers} beside it"
-        elif (tables := table_bytes(packing, memory // 4)) > packing.room_for_tables():
-            why = f"the tables of several processes would take {format_bytes(tables)} of disk: one packs"
-        if why is not None:
-            progress.note("pack", why)
+        why = self.packs_alone(packing)
+        if why or packing.log is not None:
+            packing.runtime.progress.note("pack", why)
             remove_pieces(files.folder)
             return fill_in_passes(packing, files, journal)
+        if packing.is_filled(journal):
+            return CopiedBytes()
+        workers, memory = self._divided(packing)
         pieces = prepare_pieces(packing, files, memory // 4)
         with packing.runtime.budget.reserve("pack-workers", workers * memory):
             copied = self._make(pieces, workers, memory, packing)
         finish_pieces(pieces, packing, journal)
         return copied
+
+    def _divided(self, packing: PackTask) -> tuple[int, int]:
+        """Returns how many processes there is memory for, and the bytes of each."""
+        free = packing.runtime.budget.free_bytes
+        widest = max(packer.features.spec.stride_bytes for packer in packing.packers)
+        memory = max(min(max(free // 16, _LEAST_BYTES), _MOST_BYTES), _LEAST_BYTES + 8 * widest)
+        return min(self.workers, free // memory - 1), memory
+
+    def packs_alone(self, packing: PackTask) -> str:
+        workers, memory = self._divided(packing)
+        if workers < 1:
+            return f"memory for one process, not for {self.workers} beside it"
+        if (tables := table_bytes(packing, memory // 4)) > packing.room_for_tables():
+            return f"the tables of several processes would take {format_bytes(tables)} of disk: one packs"
+        return ""
 
     def _make(self, pieces: PieceSet, workers: int, memory: int, packing: PackTask) -> CopiedBytes:
         progress, read, written = packing.runtime.progress, 0, 0
