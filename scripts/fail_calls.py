@@ -390,9 +390,13 @@ def learned(folder: Path) -> dict[str, Any]:
 def jobs(made: Path) -> list[Job]:
     """Returns the jobs, which begin with copies of what :func:`make_inputs` has made."""
     from artifact_support import tree
+    from outcrop.preparation import pack
 
-    def copies(*names: str) -> Callable[[Path], None]:
+    usual = pack.LOG_WORTH_BYTES
+
+    def copies(*names: str, by_log: bool = False) -> Callable[[Path], None]:
         def begin(folder: Path) -> None:
+            pack.LOG_WORTH_BYTES = -sys.maxsize if by_log else usual  # for the forks to come
             folder.mkdir()
             for name in names:
                 shutil.copytree(made / name, folder / name)
@@ -423,6 +427,8 @@ def jobs(made: Path) -> list[Job]:
         Job("import", copies("source"), ["import", "arrays:source", "g.oc", "--quiet"], files_of("g.oc")),
         Job("prepare", copies("g.oc"), ["prepare", "g.oc", "g.run", *same, "--epochs", "1", *little],
             files_of("g.oc", "g.run")),
+        Job("prepare by a log", copies("g.oc", by_log=True),
+            ["prepare", "g.oc", "g.run", *same, "--epochs", "1", *little], files_of("g.oc", "g.run")),
         Job("train packed", copies("g.oc", "g.run"), ["train", "g.oc", "--run", "g.run", *learn], learned),
         Job("train online", copies("g.oc"),
             ["train", "g.oc", "--mode", "online", "--disk-space", "0", "--memory", "700KiB", *same, *learn], learned),
