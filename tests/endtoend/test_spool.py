@@ -331,6 +331,7 @@ def test_a_mode_that_was_named_is_kept(graph: Graph, monkeypatch: pytest.MonkeyP
 
 def test_looking_at_batches_says_whether_they_fit(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spool, "LEAST_BYTES", 0)
+    monkeypatch.setattr(spool, "WORTH_MEASURING", (0.0, 1.0))  # of a small graph nothing takes seconds
     monkeypatch.setattr("outcrop.advisor.machine.rough_hardware", lambda _: FAST_SEEKS)
     found: list[SpoolDecision] = []
     decide = spool.decide_spooling

@@ -173,14 +173,34 @@ def probe_batches(graph: Graph, sampling: SampleConfig, memory: int) -> BatchPro
     with Runtime(memory) as runtime:
         sampler = BatchSampler(graph, sampling, runtime)
         count = sampler.num_batches("train")
-        cpu, found = time.process_time(), sampler.epoch("train", 0)
-        batches = list(islice(found, _LOOKED_AT))
-        found.close()  # type: ignore[attr-defined]
-        drawn_s = (time.process_time() - cpu) / max(len(batches), 1)
+        batches, drawn_s = _first_batches(sampler, count)
     seeds = len(sampler.ids["train"]) if sampling.task != "link" else count * sampling.batch_size
     buffers = _buffer_bytes(graph, batches)
     left = memory - buffers - min(topology_bytes(graph), memory_tables.ONLINE_TOPOLOGY.bytes_of(memory))
     return BatchProbe(batches, count, seeds, drawn_s, missing_share(graph, batches, left))
+
+
+def _first_batches(sampler: BatchSampler, count: int) -> tuple[list[BatchGraph], float]:
+    """Draws the first batches of an epoch of ``count``; returns them, and the CPU seconds of a batch.
+
+    They come several together, the first of them with what an epoch begins with, which all batches share.
+    """
+    together = min(sampler.together, max(count, 1))
+    more = 0 if together > _LOOKED_AT else -(-_LOOKED_AT // together) * together
+    found, batches, spent = sampler.epoch("train", 0), list[BatchGraph](), []
+    for size in (together, more):
+        cpu, drawn = time.process_time(), 0
+        for batch in islice(found, size):
+            drawn += 1
+            if len(batches) < _LOOKED_AT:
+                batches.append(batch)
+        spent.append((time.process_time() - cpu, drawn))
+    found.close()  # type: ignore[attr-defined]
+    (first_s, first), (then_s, then) = spent
+    if not then:
+        return batches, first_s / max(first, 1)
+    each = then_s / then
+    return batches, each + max(first_s - first * each, 0.0) / count
 
 
 def _buffer_bytes(graph: Graph, batches: Sequence[BatchGraph]) -> int:

@@ -217,13 +217,23 @@ def choose_spooling(facts: WorkloadFacts, hardware: Hardware) -> SpoolDecision:
     return SpoolDecision(0, facts.disk_space, why, spooled_s, direct_s, direct_most_s=direct_most_s)
 
 
-def may_be_sooner_direct(facts: WorkloadFacts, hardware: Hardware, longest_s: float) -> bool:
-    """Tells whether :attr:`SpoolDecision.direct_is_sooner` where computing an epoch takes some time of at most
+def may_be_sooner_direct(
+    facts: WorkloadFacts, hardware: Hardware, longest_s: float, worth: tuple[float, float] = (0.0, 1.0)
+) -> bool:
+    """Tells whether :attr:`SpoolDecision.direct_is_sooner` where an epoch is computed in some time of at most
     ``longest_s`` seconds.
+
+    Args:
+        worth: Seconds by which it has to be sooner, and how many times as fast.
     """
+    seconds, times_as_fast = worth
     times = [longest_s * step / _TIMES_TRIED for step in range(_TIMES_TRIED + 1)]
     found = (choose_spooling(replace(facts, compute_s=compute_s), hardware) for compute_s in times)
-    return any(one.direct_is_sooner for one in found)
+    return any(
+        one.direct_is_sooner
+        and one.spooled_s >= max(one.direct_s + seconds, one.direct_most_s * times_as_fast)
+        for one in found
+    )
 
 
 def choose_parts(facts: WorkloadFacts, hardware: Hardware | None) -> tuple[bool, str]:

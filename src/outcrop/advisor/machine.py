@@ -6,6 +6,7 @@ import errno
 import os
 import tempfile
 import time
+import timeit
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ _PROFILE_FILE_BYTES = 512 << 20
 _MEMORY_BYTES = 256 << 20  # several times what caches hold: what was read lies in none of them
 _CACHED_EVERY = 4  # rows of a batch: what is moved in a piece is short
 _LATENCY_READS = 100
-_MOMENT_S, _MOMENTS = 0.02, 2  # of each kind of reading, where a training waits for a choice
+_MOMENT_S, _MOMENTS = 0.05, 2  # of each kind of reading, where a training waits for a choice
 _JOBS_PER_BATCH = 2  # a record is two parts
 
 
@@ -274,6 +275,17 @@ def rough_hardware(path: Path) -> Hardware | None:
     )
     reads = ((RANDOM_BYTES, random), (SEQUENTIAL_BYTES, sequential / SEQUENTIAL_BYTES))
     return Hardware(HERE, Disk(HERE, reads), cores=len(os.sched_getaffinity(0)))
+
+
+def numpy_rates() -> tuple[float, float]:
+    """Returns the operations per second of a product, and the bytes per second of a copy, that NumPy reaches here, in
+    some milliseconds: of what a CPU can do an idea that does not need torch.
+    """
+    left, values = np.ones((256, 256), np.float32), np.ones(1 << 20, np.float32)
+    product, copied = np.empty_like(left), np.empty_like(values)
+    products = min(timeit.repeat(lambda: np.matmul(left, left, out=product), number=1, repeat=6))
+    copies = min(timeit.repeat(lambda: np.copyto(copied, values), number=1, repeat=6))
+    return 2 * len(left) ** 3 / products, values.nbytes / copies
 
 
 def _write(runtime: Runtime, path: Path, size_bytes: int) -> None:

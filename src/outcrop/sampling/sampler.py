@@ -182,6 +182,11 @@ class BatchSampler:
         seeds = self._links.num_edges(split) if self._links else len(self.ids[split])
         return -(-seeds // self.config.batch_size)
 
+    @property
+    def together(self) -> int:
+        """Counts the batches that are drawn together."""
+        return self._wave.batches
+
     def epoch(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[BatchGraph]:
         """Draws the batches ``numbers`` of one epoch of ``split``, in this order; None: all of them.
 

@@ -66,6 +66,12 @@ def supply(
     return replace(made, spooled_epochs=spooling.epochs), spooling.why
 
 
+WORTH_MEASURING = (
+    2.0,
+    1.05,
+)  # seconds, times as fast: measuring takes torch, which is loaded beside preparing else
+
+
 @dataclass(frozen=True)
 class SpoolingFacts:
     """Holds what a few batches say of a training, before anybody knows what a step takes.
@@ -81,15 +87,17 @@ class SpoolingFacts:
     hardware: Hardware
 
     def direct_may_be_sooner(self, graph: Graph, model: ModelConfig) -> bool:
-        """Tells whether reading rows as batches are drawn is predicted to be sooner done than spooling them, for any
-        step that ``model`` may take on some machine.
+        """Tells whether reading rows as batches are drawn is predicted to be sooner done than spooling them, by enough
+        to look, for any time that a step of ``model`` may take on this machine.
         """
         if graph.is_typed:  # whose steps are counted with torch
             return True
         step_s = shapes.longest_step(
-            shapes.network_of(graph, model), shapes.shape_of(graph, self.seen.batches)
+            shapes.network_of(graph, model), shapes.shape_of(graph, self.seen.batches), machine.numpy_rates()
         )
-        return choose.may_be_sooner_direct(self.workload, self.hardware, step_s * self.seen.count)
+        return choose.may_be_sooner_direct(
+            self.workload, self.hardware, step_s * self.seen.count, WORTH_MEASURING
+        )
 
 
 def look(request: BatchRequest, learning: LearningTask) -> SpoolingFacts | SpoolDecision:
