@@ -396,7 +396,7 @@ def jobs(made: Path) -> list[Job]:
 
     def copies(*names: str, by_log: bool = False) -> Callable[[Path], None]:
         def begin(folder: Path) -> None:
-            pack.LOG_WORTH_BYTES = -sys.maxsize if by_log else usual  # for the forks to come
+            pack.LOG_WORTH_BYTES = -(1 << 60) if by_log else usual  # for the forks to come
             folder.mkdir()
             for name in names:
                 shutil.copytree(made / name, folder / name)

@@ -129,7 +129,7 @@ class BatchProbe:
 
     Attributes:
         count, seeds: Batches and seeds of the whole epoch.
-        drawn_s: CPU seconds that drawing one took.
+        drawn_s: CPU seconds that drawing one takes, with its share of what an epoch begins with.
         missing: Share of their rows that no cache within the budget would hold; at the most.
     """
 
@@ -181,26 +181,17 @@ def probe_batches(graph: Graph, sampling: SampleConfig, memory: int) -> BatchPro
 
 
 def _first_batches(sampler: BatchSampler, count: int) -> tuple[list[BatchGraph], float]:
-    """Draws the first batches of an epoch of ``count``; returns them, and the CPU seconds of a batch.
-
-    They come several together, the first of them with what an epoch begins with, which all batches share.
+    """Draws the first batches of an epoch of ``count``; returns them, and the CPU seconds of a batch with its share of
+    what an epoch begins with. Batches are drawn several together.
     """
-    together = min(sampler.together, max(count, 1))
-    more = 0 if together > _LOOKED_AT else -(-_LOOKED_AT // together) * together
-    found, batches, spent = sampler.epoch("train", 0), list[BatchGraph](), []
-    for size in (together, more):
-        cpu, drawn = time.process_time(), 0
-        for batch in islice(found, size):
-            drawn += 1
-            if len(batches) < _LOOKED_AT:
-                batches.append(batch)
-        spent.append((time.process_time() - cpu, drawn))
+    begun = time.process_time()
+    found = sampler.begin("train", 0)
+    drawing = time.process_time()
+    batches = list(islice(found, _LOOKED_AT))
+    drawn_s = time.process_time() - drawing
     found.close()  # type: ignore[attr-defined]
-    (first_s, first), (then_s, then) = spent
-    if not then:
-        return batches, first_s / max(first, 1)
-    each = then_s / then
-    return batches, each + max(first_s - first * each, 0.0) / count
+    drawn = min(-(-_LOOKED_AT // sampler.together) * sampler.together, count)
+    return batches, drawn_s / max(drawn, 1) + (drawing - begun) / max(count, 1)
 
 
 def _buffer_bytes(graph: Graph, batches: Sequence[BatchGraph]) -> int:

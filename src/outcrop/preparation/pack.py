@@ -189,13 +189,8 @@ class PackTask:
     def run(self, folder: Path, fill: RowFiller) -> Packed:
         placement, packers, runtime = self.placement, self.packers, self.runtime
         self.apart = isinstance(fill, KeepsPartsApart)
-        alone = fill is fill_in_passes or (isinstance(fill, MayPackAlone) and fill.packs_alone(self))
-        self.log = self._choose_log(folder) if alone else None
-        if self.log is not None:
-            for packer in packers:
-                packer.use(self.log)
-        ways = [*["apart"][: self.apart], *([] if self.log is None else [self.log.geometry])]
-        key = ",".join([self.key, *(packer.geometry for packer in packers), *ways])
+        alone = fill is fill_in_passes or (isinstance(fill, MayPackAlone) and bool(fill.packs_alone(self)))
+        key = self._choose_way(folder, self._cut_log() if alone else None)
         streams = [packer.num_streams for packer in packers]
         journal = Journal(folder / _JOURNAL, key, streams, len(placement.packed_batches))
         files = OutputFiles(
@@ -248,15 +243,31 @@ class PackTask:
         manifest = Manifest(FORMAT, version, specs, attributes_of(placement.num_parts), *self._made)
         manifests.write(folder, manifest)
         runtime.progress.finish("pack")
-        passes = max(packer.num_episodes for packer in packers) if fill is fill_in_passes else 1
+        passes = max(packer.num_episodes for packer in packers) if alone else 1
         fetched = sum(packer.features.fetched_bytes for packer in packers)
         copied = replace(copied, bytes_read=copied.bytes_read + fetched)
         return Packed(manifest, passes, copied)
 
-    def _choose_log(self, folder: Path) -> PackLog | None:
-        """Returns the log of what is packed to ``folder``, where it costs less than writing rows to where they belong
-        at once, and the disk has room for it.
+    def _choose_way(self, folder: Path, log: PackLog | None) -> str:
+        """Chooses whether rows go to ``log``, where there can be one: as an interrupted command did it in ``folder``,
+        else as it costs less. Returns the key of the journal.
         """
+        noted = Journal.key_in(folder / _JOURNAL)
+        for way in (log, None):
+            if (key := self._use(way)) == noted:
+                return key
+        return self._use(log) if log is not None and self._pays(log, folder) else key
+
+    def _use(self, log: PackLog | None) -> str:
+        """Has the rows of batches written to ``log``, None: to where they belong; returns the key of the journal."""
+        self.log = log
+        for packer in self.packers:
+            packer.use(log)
+        ways = [*["apart"][: self.apart], *([] if log is None else [log.geometry])]
+        return ",".join([self.key, *(packer.geometry for packer in self.packers), *ways])
+
+    def _cut_log(self) -> PackLog | None:
+        """Returns a log with groups that memory has room for; None: there can be none."""
         placement, packers = self.placement, self.packers
         if not len(placement.packed_batches):
             return None
@@ -268,12 +279,16 @@ class PackTask:
             return None
         rows_bytes = np.stack([p.placed.num_packed * p.features.row_bytes for p in packers], axis=1)
         log = PackLog(placement, self.starts, bounds, rows_bytes)
-        there = sum(path.stat().st_blocks * 512 for path in folder.glob("*.bin"))  # of an interrupted command
-        disk = shutil.disk_usage(folder).free + there - self._predicted_bytes
+        return log if all(packer.has_room_for(log) for packer in packers) else None
+
+    def _pays(self, log: PackLog, folder: Path) -> bool:
+        """Tells whether a log in ``folder`` costs less than writing rows to where they belong, and has room there."""
+        sampled = sum(spec.file_bytes for spec in self.samples.manifest.arrays.values())  # is there already
+        disk = shutil.disk_usage(folder).free + sampled - self._predicted_bytes
         if sum(log.spare_bytes) > min(self._disk_room(), disk):
-            return None
-        saved = sum(packer.saved_by(log) for packer in packers)
-        return log if saved - 2 * log.work_bytes > LOG_WORTH_BYTES else None
+            return False
+        saved = sum(packer.saved_by(log) for packer in self.packers)
+        return saved - 2 * log.work_bytes > LOG_WORTH_BYTES
 
     def is_filled(self, journal: Journal) -> bool:
         """Tells whether all rows were written before an interruption, though perhaps not put in order."""

@@ -328,8 +328,11 @@ class RowsFiles:
     def are_there(self) -> bool:
         """Tells whether all are there, as they are while they are written, or as they are at the end."""
         for name, size in self._sizes().items():
-            path, end = self._path(name), self._rows.get(name, 0) * self._row_bytes
-            if not path.is_file() or path.stat().st_size not in (size, end, record.align_page(end)):
+            path, sizes = self._path(name), [size]
+            if name in self._rows:
+                end = self._rows[name] * self._row_bytes
+                sizes += [end, record.align_page(end)]
+            if not path.is_file() or path.stat().st_size not in sizes:
                 return False
         return True
 
@@ -412,6 +415,15 @@ class Journal:
         self.meta_done = False
         self.meta_crc = np.zeros(batches, np.uint32)
         self.files = [RowsJournal(count) for count in streams]
+
+    @staticmethod
+    def key_in(path: Path) -> str:
+        """Returns the key of a journal; empty where there is none or it cannot be read."""
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
+                return str(saved["key"])
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            return ""
 
     def load(self) -> bool:
         """Takes over an earlier journal of the same work; false where there is none or it cannot be read."""

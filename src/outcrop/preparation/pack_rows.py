@@ -81,9 +81,8 @@ class RowsPacker:
         self._streams = RowStreams(placed, samples, starts, self._row_bytes, first_rows, runtime)
         self._num_blocks = len(placed.disk_blocks) - 1
         self.num_streams = len(self._placement.packed_batches) * self.section.num_runs
-        self._log: PackLog | None = None
-        self._tail_bytes = self._choose_tails()
-        self._episodes = list(self._cut_episodes(self._tail_bytes))
+        self._own_tail_bytes = self._choose_tails()  # where rows are written to where they belong
+        self.use(None)
 
     @property
     def num_episodes(self) -> int:
@@ -133,20 +132,26 @@ class RowsPacker:
         """Counts the batches that a group of the log can have, so that the tables of an episode hold it."""
         return self._memory.table_bytes // 2 // self._per_batch(0)
 
+    def has_room_for(self, log: PackLog) -> bool:
+        """Tells whether each group of ``log`` can hold a page until it is written."""
+        return self._tail_of(log) > 0
+
     def saved_by(self, log: PackLog) -> int:
         """Says what writing the rows to ``log`` costs less than writing them where they belong, in bytes that are read;
         it can be negative. That they are written and read once more is left out.
         """
         tail = self._tail_of(log)
-        if not tail:
-            return -1 << 62
         pieces = min(len(log) * max(len(self._chunks.starts) - 1, 1), self._packed_bytes // tail)
         passes = sum(1 for _ in self._cut_episodes(tail, log))
-        return self._cost_of(self._tail_bytes) - passes * self.features.spec.data_bytes - pieces * _WRITE_COST
+        return (
+            self._cost_of(self._own_tail_bytes)
+            - passes * self.features.spec.data_bytes
+            - pieces * _WRITE_COST
+        )
 
-    def use(self, log: PackLog) -> None:
-        """Has the rows of batches written to ``log``."""
-        self._log, self._tail_bytes = log, self._tail_of(log)
+    def use(self, log: PackLog | None) -> None:
+        """Has the rows of batches written to ``log``; None: to where they belong."""
+        self._log, self._tail_bytes = log, self._own_tail_bytes if log is None else self._tail_of(log)
         self._episodes = list(self._cut_episodes(self._tail_bytes, log))
 
     def _tail_of(self, log: PackLog) -> int:

@@ -159,9 +159,10 @@ class RowStreams:
                 out[i * hops + hop] = np.searchsorted(ids[cuts[hop] : cuts[hop + 1]], self._first_rows)
             own = out[i * hops : (i + 1) * hops]
             if (own[:, -1] != np.diff(cuts)).any() or (np.diff(own, axis=1) < 0).any():
+                number = self._placed.placement.packed_batches[packed_batch]
                 raise ChecksumError(
                     f"{files.path_of(files.packed_ids)}: the disk does not give back what was written of mini-batch "
-                    f"{packed_batch}; check the disk, remove the folder and prepare the run again"
+                    f"{number}; check the disk, remove the folder and prepare the run again"
                 )
         return out
 

@@ -193,16 +193,23 @@ class BatchSampler:
         Raises:
             ArgumentError: ``split`` is none of ``config.splits``.
         """
+        yield from self.begin(split, epoch, numbers)
+
+    def begin(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[BatchGraph]:
+        """Does what an epoch begins with, and returns its batches as :meth:`epoch` yields them."""
         if split not in self.config.splits:
             raise ArgumentError(f"split {split!r} is not sampled, only {', '.join(self.config.splits)}")
         if self._links is None:
-            seeds = self._seeds_of_epoch(split, epoch)
-            yield from self.batches(split, epoch, seeds, numbers)
-            return
+            return self.batches(split, epoch, self._seeds_of_epoch(split, epoch), numbers)
+        return self._batches_of_links(self._links, split, epoch, numbers)
+
+    def _batches_of_links(
+        self, links_of: LinkSeeds, split: str, epoch: int, numbers: Sequence[int] | None
+    ) -> Iterator[BatchGraph]:
         code = SPLIT_CODES[split]
         every = range(self.num_batches(split)) if numbers is None else numbers
         for first, count in _consecutive(every, self._wave.batches):
-            links = [self._links.batch(split, code, epoch, first + i) for i in range(count)]
+            links = [links_of.batch(split, code, epoch, first + i) for i in range(count)]
             offsets = np.cumsum([0, *(len(link.seeds) for link in links)], dtype=np.int64)
             seeds = np.concatenate([link.seeds for link in links])
             drawn = self._draw(seeds, offsets, code, epoch, first)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from outcrop.advisor import auto, choose, epochs_at_a_time, machine, shapes
 from outcrop.advisor.choose import SpoolDecision, WorkloadFacts
-from outcrop.config import ModelConfig
+from outcrop.config import MODELS, ModelConfig
 from outcrop.device import gpu_named
 from outcrop.errors import BudgetError
 from outcrop.loading.modes import Online
@@ -90,10 +90,11 @@ class SpoolingFacts:
         """Tells whether reading rows as batches are drawn is predicted to be sooner done than spooling them, by enough
         to look, for any time that a step of ``model`` may take on this machine.
         """
-        if graph.is_typed:  # whose steps are counted with torch
-            return True
+        batches, known = self.seen.batches, not graph.is_typed and model.name in MODELS
+        if not known or any(batch.untrimmed for batch in batches):
+            return True  # such steps are not counted, or with torch
         step_s = shapes.longest_step(
-            shapes.network_of(graph, model), shapes.shape_of(graph, self.seen.batches), machine.numpy_rates()
+            shapes.network_of(graph, model), shapes.shape_of(graph, batches), machine.numpy_rates()
         )
         return choose.may_be_sooner_direct(
             self.workload, self.hardware, step_s * self.seen.count, WORTH_MEASURING
@@ -219,6 +220,8 @@ def _step_seconds(graph: Graph, seen: auto.BatchProbe, learning: LearningTask) -
 
     batch = steps.batch_of(seen.batches[-1], graph)
     network = shapes.network_of(graph, learning.model)
+    if not graph.is_typed and network.model not in MODELS:  # it may want rows of edges
+        network = replace(network, model=shapes.timed_model(network.model))
     return steps.step_seconds([batch], network, seconds=_STEP_S, device=learning.training.device)[0]
 
 
