@@ -11,8 +11,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import outcrop as oc
 from artifact_support import child_environment, python, small_graph
 from outcrop.advisor import auto
 from outcrop.advisor.choose import Choice, SpoolDecision
@@ -343,6 +345,30 @@ def test_looking_at_batches_says_whether_they_fit(graph: Graph, monkeypatch: pyt
     finally:
         shutil.rmtree(graph.path.with_name(graph.path.name + ".run"), ignore_errors=True)
     assert [one.direct_fits for one in found] == [True, False]
+
+
+@pytest.mark.parametrize("mode", ["online", None])
+def test_a_step_that_wants_features_of_edges_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str | None
+) -> None:
+    monkeypatch.setattr(spool, "LEAST_BYTES", 0)
+    monkeypatch.setattr("outcrop.advisor.machine.rough_hardware", lambda _: FAST_SEEKS)
+    measured, rng = [], np.random.default_rng(0)
+    steps_of = spool._step_seconds
+    monkeypatch.setattr(spool, "_step_seconds", lambda *a: measured.append(steps_of(*a)) or measured[-1])
+    parts = {
+        "edges": rng.integers(0, 2000, (8000, 2)),
+        "features": rng.random((2000, 32), np.float32),
+        "edge_features": rng.random((8000, 3), np.float32),
+        "labels": rng.integers(0, 3, 2000),
+    }
+    splits = {name: np.arange(at, 600, 3) for at, name in enumerate(("train", "valid", "test"))}
+    made = oc.import_graph(parts, tmp_path / "edges.oc", splits=splits, progress=False)
+    sampling = oc.SampleConfig(fanouts=(3, 3), batch_size=20, edge_rows=True)
+    asked: dict[str, Any] = {"sampling": sampling, "memory": "4MiB", "epochs": 1, "mode": mode}
+    done = train(made, model=oc.ModelConfig("gine", hidden=4), **asked)
+    assert measured[0] > 0
+    assert len(done.epochs) == 1
 
 
 def test_what_is_chosen_from_knows_the_parts_of_an_epoch(
