@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from outcrop.config import PlanConfig, SampleConfig
+from outcrop.preparation import pack as packing
+from outcrop.preparation.cluster.pieces import PieceSet, finish_pieces, prepare_pieces
+from outcrop.preparation.cluster.write_pieces import ChunkWriter
+from outcrop.preparation.pack import CopiedBytes
+from outcrop.preparation.plan import plan
+from outcrop.preparation.sample import sample
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import record, samples
 from outcrop.store.address_table import AddressTable
-from outcrop.store.placement import open_placement
-from run_support import PAGE, Stages, meta_size, round_up, span_of
+from outcrop.store.graph import Graph
+from outcrop.store.placement import Placement, open_placement
+from outcrop.store.samples import SampleSet
+from run_support import PAGE, Stages, a_graph, config_with_cache, meta_size, round_up, span_of
 
 FILES = (
     "records.bin",
@@ -113,3 +124,33 @@ def reopened(graph, folder: Path, runtime: Runtime) -> Stages:
         open_placement(runtime, folder / "plan"),
         None,
     )
+
+
+Work = Callable[[PieceSet, ChunkWriter], None]
+
+
+def filled_by(work: Work, chunk_bytes: int) -> packing.RowFiller:
+    """Packs by pieces that ``work`` makes in this process."""
+
+    def fill(packing: packing.PackTask, files: Any, journal: Any) -> CopiedBytes:
+        pieces = prepare_pieces(packing, files, chunk_bytes)
+        writer = ChunkWriter(pieces, 64 << 20)
+        work(pieces, writer)
+        writer.close()
+        finish_pieces(pieces, packing, journal)
+        return CopiedBytes()
+
+    return fill
+
+
+def planned(
+    folder: Path, runtime: Runtime, *, width: int, dtype: str, layout: str, parts: int
+) -> tuple[Graph, SampleSet, Placement]:
+    graph = a_graph(folder / "g", runtime, nodes=200, edges=1200, width=width, dtype=dtype, train=50)
+    config = SampleConfig(fanouts=(3, 3), batch_size=9, epochs=1)
+    sample(graph, config, folder / "sample", runtime, parts=parts)
+    sample_set = samples.open_samples(runtime, folder / "sample")
+    row_bytes = graph.row_files[0].row_bytes
+    limits: PlanConfig = config_with_cache(sample_set, row_bytes, 30, 10, layout=layout)
+    plan(graph, sample_set, limits, folder / "plan", runtime)
+    return graph, sample_set, open_placement(runtime, folder / "plan")

@@ -72,6 +72,10 @@ class MayPackAlone(ABC):
     def packs_alone(self, packing: PackTask) -> str:
         """Says why this process packs alone; empty: it does not."""
 
+    @abstractmethod
+    def clear(self, folder: Path) -> None:
+        """Removes what it has left in ``folder`` for others of its kind."""
+
 
 class KeepsPartsApart:
     """Marks what writes parts to disks of several machines: what it leaves here is no use to what writes all here."""
@@ -115,7 +119,7 @@ def fill_in_passes(packing: PackTask, files: OutputFiles, journal: Journal) -> C
         packer.fill(files, journal, number)
     if packing.log is not None:
         packing.log.put_in_order(
-            [packer.logged for packer in packing.packers], files, journal, packing.runtime
+            [packer.streams for packer in packing.packers], files, journal, packing.runtime
         )
     return CopiedBytes()
 
@@ -189,8 +193,11 @@ class PackTask:
     def run(self, folder: Path, fill: RowFiller) -> Packed:
         placement, packers, runtime = self.placement, self.packers, self.runtime
         self.apart = isinstance(fill, KeepsPartsApart)
-        alone = fill is fill_in_passes or (isinstance(fill, MayPackAlone) and bool(fill.packs_alone(self)))
-        key = self._choose_way(folder, self._cut_log() if alone else None)
+        alone = ""
+        if isinstance(fill, MayPackAlone) and (alone := fill.packs_alone(self)):
+            fill.clear(folder)
+            fill = fill_in_passes
+        key = self._choose_way(folder, self._cut_log() if fill is fill_in_passes else None)
         streams = [packer.num_streams for packer in packers]
         journal = Journal(folder / _JOURNAL, key, streams, len(placement.packed_batches))
         files = OutputFiles(
@@ -207,6 +214,8 @@ class PackTask:
             _clear(folder)
         work = sum(one.work_bytes for one in (*packers, self.log) if one is not None)
         runtime.progress.start("pack", work, "bytes")
+        if alone:
+            runtime.progress.note("pack", alone)
         try:
             files.open()
             if not journal.meta_done:
@@ -243,7 +252,7 @@ class PackTask:
         manifest = Manifest(FORMAT, version, specs, attributes_of(placement.num_parts), *self._made)
         manifests.write(folder, manifest)
         runtime.progress.finish("pack")
-        passes = max(packer.num_episodes for packer in packers) if alone else 1
+        passes = max(packer.num_episodes for packer in packers) if fill is fill_in_passes else 1
         fetched = sum(packer.features.fetched_bytes for packer in packers)
         copied = replace(copied, bytes_read=copied.bytes_read + fetched)
         return Packed(manifest, passes, copied)

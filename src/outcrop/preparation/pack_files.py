@@ -419,24 +419,17 @@ class Journal:
     @staticmethod
     def key_in(path: Path) -> str:
         """Returns the key of a journal; empty where there is none or it cannot be read."""
-        try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
-                return str(saved["key"])
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-            return ""
+        return str(_saved(path).get("key", ""))
 
     def load(self) -> bool:
         """Takes over an earlier journal of the same work; false where there is none or it cannot be read."""
-        lengths = [len(rows.crc) for rows in self.files]
-        try:
-            with self._path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
-                if str(saved["key"]) != self._key or saved["crc"].shape != (sum(lengths),):
-                    return False
-                names = ("crc", "meta_crc", "cache_crc", "episode", "chunk", "ordered", "disk_crc")
-                found = {name: saved[name] for name in names}
-                number = int(saved["row_file"]) if "row_file" in saved else 0
-                groups = int(saved["groups"]) if "groups" in saved else 0
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        lengths, found = [len(rows.crc) for rows in self.files], _saved(self._path)
+        names = {"key", "crc", "meta_crc", "cache_crc", "episode", "chunk", "ordered", "disk_crc"}
+        if (
+            not names <= found.keys()
+            or str(found["key"]) != self._key
+            or found["crc"].shape != (sum(lengths),)
+        ):
             return False
         crcs = np.split(found["crc"], np.cumsum(lengths)[:-1])
         cached = found["cache_crc"].reshape(len(lengths), 2)
@@ -446,8 +439,8 @@ class Journal:
         ):
             rows.crc, rows.cache_crc, rows.ordered, rows.disk_crc = crc, cache_crc, blocks, disk_crc
         self.meta_crc = found["meta_crc"]
-        self.file, self.episode, self.chunk = number, int(found["episode"]), int(found["chunk"])
-        self.groups = groups
+        self.file, self.groups = int(found.get("row_file", 0)), int(found.get("groups", 0))
+        self.episode, self.chunk = int(found["episode"]), int(found["chunk"])
         self.meta_done = True
         return True
 
@@ -485,6 +478,15 @@ class Journal:
             disk_crc=[rows.disk_crc for rows in self.files],
         )
         return out.getvalue()
+
+
+def _saved(path: Path) -> dict[str, np.ndarray]:
+    """Returns what a journal says; nothing where there is none or it cannot be read."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
+            return dict(saved)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return {}
 
 
 class SyncInBackground(InBackground):

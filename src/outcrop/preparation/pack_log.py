@@ -15,7 +15,6 @@ on disk, so that a kill or a crash at any moment loses nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -28,7 +27,7 @@ from outcrop.preparation.pack_streams import RowStreams
 from outcrop.runtime.in_background import InBackground
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
-from outcrop.store.placement import Placement
+from outcrop.store.placement import Placement, align_pages
 
 _SYNC_EVERY_BYTES = 256 << 20
 
@@ -76,20 +75,20 @@ class PackLog:
     def __init__(self, placement: Placement, starts: np.ndarray, bounds: np.ndarray, rows_bytes: np.ndarray):
         self._placement, self.bounds, self._starts = placement, bounds, starts
         self._begin, self._end = starts[bounds[:-1], 0], starts[bounds[1:] - 1, -1]
+        self._sizes, self._part = self._end - self._begin, placement.part[bounds[:-1]]
         group_of = np.repeat(np.arange(len(self)), np.diff(bounds))
-        regions, part_of = self._end - self._begin, placement.part[bounds[:-1]]
-        self._part, self.spare_bytes = part_of, []
+        self.spare_bytes = []
         for part in range(placement.num_parts):
-            own = regions[part_of == part]
+            own = self._sizes[self._part == part]
             most = int(own.max(initial=0))
             self.spare_bytes.append(
                 most + min(_SYNC_EVERY_BYTES, int(own.sum()) // 8 // PAGE_BYTES * PAGE_BYTES)
             )
-        log_at = self._begin + np.array(self.spare_bytes)[part_of]
+        log_at = self._begin + np.array(self.spare_bytes)[self._part]
         meta = starts[:, 1] - starts[:, 0]
         before = np.cumsum(meta) - meta
         self.meta_at = log_at[group_of] + before - before[bounds[:-1]][group_of]
-        rows = -(-np.add.reduceat(rows_bytes, bounds[:-1], axis=0) // PAGE_BYTES) * PAGE_BYTES
+        rows = align_pages(np.add.reduceat(rows_bytes, bounds[:-1], axis=0))
         ends = np.cumsum(np.column_stack([np.add.reduceat(meta, bounds[:-1]), rows]), axis=1)
         self._log_at, self._log_bytes = log_at, ends[:, -1]
         self.rows_at = log_at[:, None] + ends[:, :-1]
@@ -105,38 +104,36 @@ class PackLog:
     @property
     def work_bytes(self) -> int:
         """Counts the bytes of all records."""
-        return int((self._end - self._begin).sum())
-
-    def groups_of(self, batches: range) -> range:
-        """Returns the groups that begin within packed ``batches``, which are whole groups."""
-        first, stop = np.searchsorted(self.bounds, [batches.start, batches.stop])
-        return range(int(first), int(stop))
+        return int(self._sizes.sum())
 
     def places(self, number: int, runs: int, batches: range) -> tuple[np.ndarray, np.ndarray]:
         """Returns where the rows of row file ``number`` go, of ``batches`` of so many runs, which are whole groups:
         ``out_start`` and ``shared`` of :class:`outcrop.preparation.pack_streams.Streams`.
         """
-        groups = self.groups_of(batches)
-        own = self.bounds[groups.start : groups.stop + 1]
-        return self.rows_at[groups.start : groups.stop, number].copy(), (own - own[0]) * runs
+        first, stop = np.searchsorted(self.bounds, [batches.start, batches.stop])
+        own = self.bounds[first : stop + 1]
+        return self.rows_at[first:stop, number].copy(), (own - own[0]) * runs
 
     def last_whole(self, stop: int) -> int:
         """Returns where the last group that ends at packed batch ``stop`` or before it ends."""
         return int(self.bounds[np.searchsorted(self.bounds, stop, "right") - 1])
 
     def put_in_order(
-        self, rows: Sequence[LoggedRows], files: OutputFiles, journal: Journal, runtime: Runtime
+        self, rows: Sequence[RowStreams], files: OutputFiles, journal: Journal, runtime: Runtime
     ) -> None:
         """Makes records of the log, from the group on that the journal names.
+
+        Args:
+            rows: The streams of each row file.
 
         Raises:
             ChecksumError: The log has other bytes than were written to it.
         """
         done = journal.groups
-        runtime.progress.advance("pack", int((self._end - self._begin)[:done].sum()))
+        runtime.progress.advance("pack", int(self._sizes[:done].sum()))
         if done == len(self):
             return
-        room = -(-int((self._end - self._begin)[done:].max()) // PAGE_BYTES) * PAGE_BYTES
+        room = int(self._sizes[done:].max())
         logs = [runtime.budget.empty("pack-group", room) for _ in range(2)]
         records = runtime.budget.empty("pack-group", room)
 
@@ -145,7 +142,7 @@ class PackLog:
             runtime.io.read(files.record_pages(int(self.bounds[group])), int(self._log_at[group]), log)
 
         def write(group: int) -> None:
-            out = records[: self._end[group] - self._begin[group]]
+            out = records[: self._sizes[group]]
             runtime.io.write(files.record_pages(int(self.bounds[group])), int(self._begin[group]), out)
 
         def note(group: int) -> None:
@@ -166,7 +163,7 @@ class PackLog:
                 if self._reaches(journal.groups, group):
                     note(group)
                 writing.begin(partial(write, group))
-                runtime.progress.advance("pack", int(self._end[group] - self._begin[group]))
+                runtime.progress.advance("pack", int(self._sizes[group]))
             writing.wait()
         note(len(self))
 
@@ -180,27 +177,25 @@ class PackLog:
         group: int,
         log: np.ndarray,
         records: np.ndarray,
-        rows: Sequence[LoggedRows],
+        rows: Sequence[RowStreams],
         files: OutputFiles,
         journal: Journal,
     ) -> None:
         """Puts what the log of a group has in order, as its records."""
         batches = range(*self.bounds[group : group + 2].tolist())
-        starts, log_at = (
-            self._starts[batches.start : batches.stop] - self._begin[group],
-            int(self._log_at[group]),
-        )
-        records[: self._end[group] - self._begin[group]] = 0
+        starts = self._starts[batches.start : batches.stop] - self._begin[group]
+        log_at = int(self._log_at[group])
+        records[: self._sizes[group]] = 0
         meta_bytes = starts[:, 1] - starts[:, 0]
         meta_at = self.meta_at[batches.start : batches.stop] - log_at
         _core.move_pieces(records, log, starts[:, 0].copy(), meta_at, meta_bytes)
         for batch, at, count in zip(batches, starts[:, 0].tolist(), meta_bytes.tolist(), strict=True):
             self._compare(records[at : at + count], int(journal.meta_crc[batch]), files, batch)
-        for number, one in enumerate(rows):
-            runs, at = one.streams.num_runs, int(self.rows_at[group, number]) - log_at
+        for number, streams in enumerate(rows):
+            runs, at = streams.num_runs, int(self.rows_at[group, number]) - log_at
             crc = journal.files[number].crc[batches.start * runs : batches.stop * runs].tolist()
-            runs_at = (one.streams.runs_at(batches) - self._begin[group]).tolist()
-            pieces = _pieces_of(one.streams.bounds(files.files[number], batches), at, one.row_bytes)
+            runs_at = (streams.runs_at(batches) - self._begin[group]).tolist()
+            pieces = _pieces_of(streams.bounds(files.files[number], batches), at, streams.row_bytes)
             for k, (out_at, log_from, sizes) in enumerate(pieces):
                 _core.move_pieces(records, log, runs_at[k] + out_at, log_from, sizes)
                 run = records[runs_at[k] : runs_at[k] + int(sizes.sum())]
@@ -213,14 +208,6 @@ class PackLog:
                 f"{files.path_of(files.record_file(batch))}: the disk does not give back what was written of "
                 f"mini-batch {number}; check the disk, remove the folder and prepare the run again"
             )
-
-
-@dataclass(frozen=True)
-class LoggedRows:
-    """Names the rows of one row file that are in the log, and the bytes of one."""
-
-    streams: RowStreams
-    row_bytes: int
 
 
 def _pieces_of(

@@ -19,7 +19,7 @@ from outcrop.preparation.pack_files import (
     RowsFiles,
     SyncInBackground,
 )
-from outcrop.preparation.pack_log import LoggedRows, PackLog
+from outcrop.preparation.pack_log import PackLog
 from outcrop.preparation.pack_memory import cut_features, divide_memory
 from outcrop.preparation.pack_streams import RowStreams, Streams
 from outcrop.runtime.in_background import InBackground
@@ -57,7 +57,7 @@ class RowsPacker:
 
     Attributes:
         geometry: Says how passes are cut, for the journal.
-        logged: What the log of packing has to know of the rows, where they are put in order of it.
+        streams: Says which rows of each chunk go where.
         num_episodes: Passes over the row file.
         num_streams: Runs of all packed batches.
     """
@@ -78,7 +78,7 @@ class RowsPacker:
         self._memory = divide_memory(features, self.section.id_bytes, has_caches, free)
         self._chunks = cut_features(features.spec, self._memory.chunk_pages)
         first_rows = self._chunks.first_rows
-        self._streams = RowStreams(placed, samples, starts, self._row_bytes, first_rows, runtime)
+        self.streams = RowStreams(placed, samples, starts, self._row_bytes, first_rows, runtime)
         self._num_blocks = len(placed.disk_blocks) - 1
         self.num_streams = len(self._placement.packed_batches) * self.section.num_runs
         self._own_tail_bytes = self._choose_tails()  # where rows are written to where they belong
@@ -94,10 +94,6 @@ class RowsPacker:
         return f"{len(chunks)}-{chunks[min(1, len(chunks) - 1)]}-{self.num_episodes}"
 
     @property
-    def logged(self) -> LoggedRows:
-        return LoggedRows(self._streams, self._row_bytes)
-
-    @property
     def work_bytes(self) -> int:
         """Counts the bytes of the passes, and of putting the disk cache in order."""
         passes = self.num_episodes * self.features.spec.data_bytes
@@ -109,7 +105,7 @@ class RowsPacker:
 
     def shift_bytes(self, packed_batch: int) -> int:
         """Counts the bytes before the first packed row of a batch."""
-        return self._streams.shift_bytes(packed_batch)
+        return self.streams.shift_bytes(packed_batch)
 
     def note_packed(self, files: RowsFiles, packed_batch: int, ids: np.ndarray, writes: JoinedWrites) -> None:
         """Writes which rows of a batch are packed.
@@ -240,13 +236,13 @@ class RowsPacker:
                 runtime.progress.advance("pack", self.features.spec.data_bytes)
                 continue
             groups = [
-                *self._streams.of_batches(
+                *self.streams.of_batches(
                     files, own, noted, episode.batches, self._tail_bytes, self._places(number)
                 ),
-                self._streams.of_blocks(own, episode.blocks),
+                self.streams.of_blocks(own, episode.blocks),
             ]
             if episode.caches:
-                groups += self._streams.of_caches(own, noted)
+                groups += self.streams.of_caches(own, noted)
             self._run_episode(files, journal, (number, at), groups, buffers, scatters)
             del groups  # before those of the next one take their place
 

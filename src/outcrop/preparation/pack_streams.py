@@ -80,7 +80,7 @@ class RowStreams:
         runtime: Runtime,
     ):
         self._placed, self._section, self._starts = placed, placed.section(samples), starts
-        self._row_bytes, self._first_rows, self._runtime = row_bytes, first_rows, runtime
+        self.row_bytes, self._first_rows, self._runtime = row_bytes, first_rows, runtime
 
     def _bounds(self, streams: int) -> np.ndarray:
         width = len(self._first_rows)
@@ -91,7 +91,7 @@ class RowStreams:
         """Counts the bytes before the first packed row of a batch; 0 where none is."""
         wanted = int(self._section.num_rows[self._placed.placement.packed_batches[packed_batch]])
         packed = int(self._placed.num_packed[packed_batch])
-        return record.shift_bytes(wanted, packed, self._row_bytes) if packed else 0
+        return record.shift_bytes(wanted, packed, self.row_bytes) if packed else 0
 
     def of_batches(
         self,
@@ -143,7 +143,7 @@ class RowStreams:
         """Returns the byte of its file of records where each run of ``batches`` begins: int64 [batches * runs]."""
         before = self._rows_before(batches).reshape(len(batches), self.num_runs)
         rows_at = [int(self._starts[p]) + self.shift_bytes(p) for p in batches]
-        return (np.array(rows_at)[:, None] + (before - before[:, :1]) * self._row_bytes).reshape(-1)
+        return (np.array(rows_at)[:, None] + (before - before[:, :1]) * self.row_bytes).reshape(-1)
 
     def bounds(self, files: RowsFiles, batches: range) -> np.ndarray:
         """Counts the rows of each run of ``batches`` before each chunk: int32 [batches * runs, chunks + 1].
@@ -195,7 +195,7 @@ class RowStreams:
             files.disk_cache,
             first * id_bytes,
             bounds,
-            files.spare_bytes + first * self._row_bytes,
+            files.spare_bytes + first * self.row_bytes,
             id_bytes,
             np.zeros(len(blocks), np.uint32),
         )

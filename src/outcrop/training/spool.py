@@ -32,6 +32,8 @@ from outcrop.training.learning import LearningTask
 from outcrop.training.supply import BatchSupply, prepare_supply
 
 LEAST_BYTES = 64 << 20  # of features: less is read in a second
+# Seconds, and times as fast: for less no step is measured, which takes torch, that is loaded beside preparing else.
+WORTH_MEASURING = 2.0, 1.05
 _STEP_S = 0.03
 _DIRECT_SHARE = 2  # of the memory, batches that are read as they are drawn take half at the most
 _ROWS = "rows"
@@ -64,12 +66,6 @@ def supply(
             return direct, f"rows are read as batches are drawn: spooling does not fit: {error}"
         closing.push(trying.pop_all())
     return replace(made, spooled_epochs=spooling.epochs), spooling.why
-
-
-WORTH_MEASURING = (
-    2.0,
-    1.05,
-)  # seconds, times as fast: measuring takes torch, which is loaded beside preparing else
 
 
 @dataclass(frozen=True)

@@ -18,19 +18,17 @@ from outcrop.config import IoConfig, PlanConfig, SampleConfig
 from outcrop.errors import ChecksumError
 from outcrop.preparation import pack as packing
 from outcrop.preparation import pack_log
-from outcrop.preparation.cluster.pieces import finish_pieces, prepare_pieces
+from outcrop.preparation.cluster.pieces import PieceSet
 from outcrop.preparation.cluster.write_pieces import ChunkWriter
 from outcrop.preparation.pack_files import OutputFiles
 from outcrop.preparation.pack_log import PackLog, cut_groups
 from outcrop.preparation.pack_rows import RowsPacker
 from outcrop.preparation.plan import plan
-from outcrop.preparation.sample import sample
 from outcrop.runtime.runtime import Runtime
-from outcrop.store.graph import Graph
-from outcrop.store.placement import Placement, open_placement
-from outcrop.store.samples import SampleSet, open_samples
+from outcrop.store.placement import open_placement
 from outcrop.store.verify import verify_artifact
-from packed_files import check, reopened
+from packed_files import check, filled_by, reopened
+from packed_files import planned as planned_in_parts
 from run_support import (
     ITEM_BYTES,
     PAGE,
@@ -66,24 +64,12 @@ def groups_of(run: Stages, graph, runtime: Runtime) -> int:
     return 0 if log is None else len(log)
 
 
-def by_pieces(task: packing.PackTask, files: OutputFiles, journal: packing.Journal) -> packing.CopiedBytes:
-    """Writes the rows as several processes do, without a log."""
-    pieces = prepare_pieces(task, files, 4 * PAGE)
-    writer = ChunkWriter(pieces, 64 << 20)
-    for chunk in pieces.missing():
+def each_once(pieces: PieceSet, writer: ChunkWriter) -> None:
+    for chunk in pieces.all_chunks():
         writer.write(*chunk)
-    writer.close()
-    finish_pieces(pieces, task, journal)
-    return packing.CopiedBytes()
 
 
-def small_plan(folder: Path, runtime: Runtime, parts: int) -> tuple[Graph, SampleSet, Placement]:
-    graph = a_graph(folder / "g", runtime, width=128, train=50, nodes=200)
-    sample(graph, SampleConfig(fanouts=(3, 3), batch_size=5), folder / "sample", runtime, parts=parts)
-    samples = open_samples(runtime, folder / "sample")
-    config = config_with_cache(samples, graph.row_files[0].row_bytes, 30, layout="packed")
-    plan(graph, samples, config, folder / "plan", runtime)
-    return graph, samples, open_placement(runtime, folder / "plan")
+by_pieces = filled_by(each_once, 4 * PAGE)  # as several processes do, without a log
 
 
 def cut_by(monkeypatch: pytest.MonkeyPatch, most: int, batches: int) -> None:
@@ -178,7 +164,8 @@ def test_groups_of_any_size(
 ) -> None:
     """Of one batch or more, in one file of records or several."""
     monkeypatch.setattr(pack_log, "_SYNC_EVERY_BYTES", PAGE)
-    stages = small_plan(tmp_path, make_runtime(threads=1), parts)
+    runtime = make_runtime(threads=1)
+    stages = planned_in_parts(tmp_path, runtime, width=128, dtype="float32", layout="packed", parts=parts)
     want = packing.pack(*stages, tmp_path / "want", make_runtime(threads=1), by_pieces)
     cut_by(monkeypatch, most, batches)
     packing.pack(*stages, tmp_path / "found", make_runtime(threads=1))

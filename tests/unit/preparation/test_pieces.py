@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from artifact_support import differences, tree
 from outcrop._core import crc32c
-from outcrop.config import PlanConfig, SampleConfig
 from outcrop.errors import ChecksumError
 from outcrop.preparation import pack as packing
 from outcrop.preparation.cluster.local import LocalWorkers
@@ -25,44 +24,12 @@ from outcrop.preparation.cluster.pieces import PieceSet, PieceTable, finish_piec
 from outcrop.preparation.cluster.write_pieces import ChunkWriter
 from outcrop.preparation.pack import CopiedBytes
 from outcrop.preparation.pack_files import Journal
-from outcrop.preparation.plan import plan
-from outcrop.preparation.sample import sample
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import samples
-from outcrop.store.graph import Graph, open_graph
-from outcrop.store.placement import Placement, open_placement
-from outcrop.store.samples import SampleSet
-from run_support import a_graph, config_with_cache
-
-Work = Callable[[PieceSet, ChunkWriter], None]
-
-
-def filled_by(work: Work, chunk_bytes: int) -> packing.RowFiller:
-    """Packs by pieces that ``work`` makes in this process."""
-
-    def fill(packing: packing.PackTask, files: Any, journal: Any) -> CopiedBytes:
-        pieces = prepare_pieces(packing, files, chunk_bytes)
-        writer = ChunkWriter(pieces, 64 << 20)
-        work(pieces, writer)
-        writer.close()
-        finish_pieces(pieces, packing, journal)
-        return CopiedBytes()
-
-    return fill
-
-
-def planned(
-    folder: Path, runtime: Runtime, *, width: int, dtype: str, layout: str, parts: int
-) -> tuple[Graph, SampleSet, Placement]:
-    graph = a_graph(folder / "g", runtime, nodes=200, edges=1200, width=width, dtype=dtype, train=50)
-    config = SampleConfig(fanouts=(3, 3), batch_size=9, epochs=1)
-    sample(graph, config, folder / "sample", runtime, parts=parts)
-    sample_set = samples.open_samples(runtime, folder / "sample")
-    row_bytes = graph.row_files[0].row_bytes
-    limits: PlanConfig = config_with_cache(sample_set, row_bytes, 30, 10, layout=layout)
-    plan(graph, sample_set, limits, folder / "plan", runtime)
-    return graph, sample_set, open_placement(runtime, folder / "plan")
+from outcrop.store.graph import open_graph
+from outcrop.store.placement import open_placement
+from packed_files import filled_by, planned
 
 
 @settings(max_examples=40, deadline=None)

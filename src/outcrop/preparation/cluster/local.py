@@ -11,6 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
 from multiprocessing import resource_tracker
+from pathlib import Path
 
 from outcrop.config import format_bytes
 from outcrop.errors import CancelledError, OutcropError
@@ -22,7 +23,7 @@ from outcrop.preparation.cluster.pieces import (
     table_bytes,
 )
 from outcrop.preparation.cluster.write_pieces import ChunkWriter
-from outcrop.preparation.pack import CopiedBytes, MayPackAlone, PackTask, fill_in_passes
+from outcrop.preparation.pack import CopiedBytes, MayPackAlone, PackTask
 from outcrop.preparation.pack_files import Journal, OutputFiles
 from outcrop.runtime.parent import end_with_parent
 
@@ -41,11 +42,6 @@ class LocalWorkers(MayPackAlone):
         self.workers = workers
 
     def __call__(self, packing: PackTask, files: OutputFiles, journal: Journal) -> CopiedBytes:
-        why = self.packs_alone(packing)
-        if why or packing.log is not None:
-            packing.runtime.progress.note("pack", why)
-            remove_pieces(files.folder)
-            return fill_in_passes(packing, files, journal)
         if packing.is_filled(journal):
             return CopiedBytes()
         workers, memory = self._divided(packing)
@@ -69,6 +65,9 @@ class LocalWorkers(MayPackAlone):
         if (tables := table_bytes(packing, memory // 4)) > packing.room_for_tables():
             return f"the tables of several processes would take {format_bytes(tables)} of disk: one packs"
         return ""
+
+    def clear(self, folder: Path) -> None:
+        remove_pieces(folder)
 
     def _make(self, pieces: PieceSet, workers: int, memory: int, packing: PackTask) -> CopiedBytes:
         progress, read, written = packing.runtime.progress, 0, 0
