@@ -40,6 +40,7 @@ soak: ## long searches whole, an hour of random disturbed sequences of commands,
 	@scripts/fuzz.sh 600
 	@$(VENV)/bin/python -m tests.soak --hours 1 --seed $$(date +%F)
 	@$(VENV)/bin/python scripts/fail_calls.py
+	@$(VENV)/bin/python scripts/fail_calls.py --kill
 	@$(VENV)/bin/python scripts/fail_rings.py
 	@$(VENV)/bin/python scripts/signal_lines.py
 	@$(VENV)/bin/python scripts/power_cuts.py

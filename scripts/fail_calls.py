@@ -2,7 +2,7 @@
 """Fails every call that a command makes on its files, for threads or for memory, one in each run, and looks at what
 comes of it.
 
-    scripts/fail_calls.py [JOB ...] [--every N] [--kinds read,write,...] [--at K] [--json FILE]
+    scripts/fail_calls.py [JOB ...] [--every N] [--kinds read,write,...] [--kill] [--at K] [--json FILE]
 
 Each job is a command of ``outcrop`` on small input in a folder of its own. An undisturbed run counts the calls of each
 kind (tests/faults/failing_calls.c) and says what the command makes. Then, for every k: the k-th call of a kind fails
@@ -10,6 +10,9 @@ with an error that such calls have, once or from then on, or moves half of what 
 64 KiB and more count. The command must end within a minute, either with what the undisturbed run made, or with status 1
 and one error that names a file or the cause, or says that memory ran out and what to do, without a traceback. The same
 command, run again without faults, must then make what the undisturbed run made.
+
+With ``--kill`` no call fails: the process is killed (SIGKILL) right before each call by which it changes or opens files,
+and the same command must make all of it, and leave nothing else.
 
 ``--every N`` takes each N-th call alone, another share for each kind. Ends with status 1 where something was otherwise.
 Runs are forks of this process, which has imported all; it needs gcc for the library that it is started with.
@@ -62,12 +65,17 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Fault:
-    """Says how a call fails: with ``error``, 0 for one that moves half; ``once``, or all from that one on."""
+    """Says how a call fails: with ``error``, 0 for one that moves half; ``once``, or all from that one on.
+
+    An ``error`` below 0 is a signal, which the process gets in the place of an error.
+    """
 
     error: int
     once: bool
 
     def __str__(self) -> str:
+        if self.error < 0:
+            return signal.Signals(-self.error).name
         if not self.error:
             return "half" if self.once else "half, from then on"
         return errno.errorcode[self.error] + ("" if self.once else ", from then on")
@@ -84,6 +92,8 @@ FAULTS = {
     "thread": (Fault(errno.EAGAIN, True),),
     "memory": (Fault(errno.ENOMEM, True), Fault(errno.ENOMEM, False)),
 }
+KILL = Fault(-signal.SIGKILL, True)
+KILLED = ("open", "write", "sync", "name", "size")  # between two of these calls no file becomes another
 
 
 @dataclass(frozen=True)
@@ -253,13 +263,16 @@ class Search:
         self.tried, self.named, self.wrong = Counter[str](), Counter[str](), list[str]()
 
     def learn(self, job: Job) -> None:
-        """Runs the command undisturbed."""
-        for kind in KINDS:
+        """Runs the command undisturbed, twice: it must make the same."""
+        for _ in range(2):
             with self._fresh(job) as folder:
-                ended = run(self._shared, folder, job.command, 0, Fault(0, True), kind)
+                ended = run(self._shared, folder, job.command, 0, Fault(0, True), "read")
                 if ended.status != 0:
                     raise SystemExit(f"{job.name}, undisturbed: status {ended.status}\n{ended.said}")
-                job.counted[kind], found = ended.counted, job.found(folder)
+                job.counted, found = (
+                    dict(zip(KINDS, self._shared.each(len(KINDS)), strict=True)),
+                    job.found(folder),
+                )
                 if job.want and (other := differences(found, job.want)):
                     raise SystemExit(f"{job.name}, undisturbed, makes other {other} each time")
                 job.want = found
@@ -274,10 +287,11 @@ class Search:
                 [],
                 [BESIDE],
             )  # what could not be removed, the next command removes
-            wrong = wrong_of(ended, made, job, kind)
+            killed = fault is KILL and ended.failed > 0 and ended.status == fault.error
+            wrong = "" if killed else wrong_of(ended, made, job, kind)
             again = run(self._shared, folder, job.command, 0, Fault(0, True), kind)
             self.tried[job.name] += ended.failed > 0
-            self.named[job.name] += ended.status == 1
+            self.named[job.name] += ended.status == (fault.error if fault is KILL else 1)
             if again.status != 0:
                 wrong = (
                     f"{wrong}; then the same command ends with {again.status}: {again.said.strip()[-500:]}"
@@ -522,16 +536,19 @@ def rows_of(ended: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def main() -> int:
     parser = parser_of(__doc__)
     parser.add_argument("--every", type=int, default=1, help="takes each N-th call alone")
-    parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}")
+    parser.add_argument("--kinds", help=f"of {', '.join(KINDS)}")
+    parser.add_argument("--kill", action="store_true", help="kills the command in place of failing a call")
     parser.add_argument("--at", type=int, help="takes this call alone")
     asked = parser.parse_args()
+    asked.kinds = asked.kinds or ",".join(KILLED if asked.kill else KINDS)
     if unknown := set(asked.kinds.split(",")).difference(KINDS):
         parser.error(f"there is no kind {', '.join(sorted(unknown))} of calls: {', '.join(KINDS)}")
     library = started_with_library(sys.argv)
     from artifact_support import memory_folder
 
     import_all()
-    noted = list_of_jobs(asked, "fail-calls")
+    what = "kills" if asked.kill else "faults"
+    noted = list_of_jobs(asked, *(("kill-calls", "killed") if asked.kill else ("fail-calls",)))
     shared, began = Shared(library), time.monotonic()
     with memory_folder() as folder:
         chosen = chosen_jobs(folder / "made", asked.jobs)
@@ -545,17 +562,18 @@ def main() -> int:
                 first = 1 + number % asked.every
                 calls = [asked.at] if asked.at else range(first, job.counted[kind] + 1, asked.every)
                 for at in calls:
-                    for fault in FAULTS[kind]:
+                    for fault in (KILL,) if asked.kill else FAULTS[kind]:
                         search.fail(job, kind, at, fault)
-            print(f"{job.name}: {search.tried[job.name]} faults, {len(search.wrong)} wrong so far, "
+            print(f"{job.name}: {search.tried[job.name]} {what}, {len(search.wrong)} wrong so far, "
                   f"{time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
             noted.add({
                 "job": job.name, "of": asked.kinds, "every": asked.every, "kinds": job.counted,
-                "calls": sum(job.counted.values()),
+                "calls": sum(job.counted[kind] for kind in asked.kinds.split(",")),
                 "tried": search.tried[job.name], "named": search.named[job.name], "wrong": search.wrong[before:],
                 "seconds": time.monotonic() - since,
             })  # fmt: skip
-    print(f"{search.tried.total()} faults, {search.named.total()} named, {len(search.wrong)} wrong")
+    named = f"{search.named.total()} {'killed' if asked.kill else 'named'}"
+    print(f"{search.tried.total()} {what}, {named}, {len(search.wrong)} wrong")
     return len(search.wrong) > 0
 
 

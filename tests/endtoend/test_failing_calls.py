@@ -1,4 +1,6 @@
-"""Calls on files and for memory fail one by one (scripts/fail_calls.py): a share here, all in ``make soak``."""
+"""Calls on files and for memory fail one by one, and commands are killed at them (scripts/fail_calls.py): a share here,
+all in ``make soak``.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from support import REPOSITORY, script
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "share",
-    [["--every", "101"], ["--kinds", "thread", "--every", "8"], ["--kinds", "memory", "--every", "11"]],
+    [
+        ["--every", "101"],
+        ["--kinds", "thread", "--every", "8"],
+        ["--kinds", "memory", "--every", "11"],
+        ["--kill", "--every", "29"],
+    ],
 )
 def test_every_command_survives_or_names_what_failed(share: list[str]) -> None:
     assert " 0 wrong" in script_output("fail_calls", *share)[-1]
@@ -55,6 +62,26 @@ def test_what_is_wrong_is_found() -> None:
     assert said(None, "") == "hung for 60 s"
     assert said(-11, "") == "ended by signal 11"
     assert said(3, "") == "status 3"
+
+
+def test_a_kill_counts_as_one_where_the_command_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what a command that was killed leaves behind after it has run again is wrong."""
+    module = script("fail_calls")
+    ends = iter([module.Ended(-9, "", 3, 1, "write"), module.Ended(0, "", 0, 0, "")] * 2)
+    monkeypatch.setattr(module, "run", lambda *_: next(ends))
+    held = iter([{}, {"g.oc": b"1"}, {}, {"g.oc": b"1", module.BESIDE: [".g.oc.tmp"]}])
+    job = module.Job(
+        "import", lambda folder: folder.mkdir(), ["import"], lambda _: next(held), want={"g.oc": b"1"}
+    )
+    search = module.Search(None, tmp_path, lambda _: None)
+    search.fail(job, "write", 3, module.KILL)
+    assert (search.tried["import"], search.named["import"], search.wrong) == (1, 1, [])
+    search.fail(job, "write", 3, module.KILL)
+    assert search.wrong == [
+        f"import: write 3, SIGKILL: write: then the same command makes other {[module.BESIDE]!r}"
+    ]
 
 
 PIECES = """
