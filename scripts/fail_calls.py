@@ -11,8 +11,8 @@ with an error that such calls have, once or from then on, or moves half of what 
 and one error that names a file or the cause, or says that memory ran out and what to do, without a traceback. The same
 command, run again without faults, must then make what the undisturbed run made.
 
-With ``--kill`` no call fails: the process is killed (SIGKILL) right before each call by which it changes or opens files,
-and the same command must make all of it, and leave nothing else.
+With ``--kill`` no call fails: the process is killed (SIGKILL) right before each call by which it changes or opens
+files, and the same command must make all of it, and leave nothing else.
 
 ``--every N`` takes each N-th call alone, another share for each kind. Ends with status 1 where something was otherwise.
 Runs are forks of this process, which has imported all; it needs gcc for the library that it is started with.
@@ -40,6 +40,7 @@ import tempfile
 import threading
 import time
 import traceback
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -475,13 +476,28 @@ def started_with_library(arguments: Sequence[str]) -> ctypes.CDLL:
 
 def import_all() -> None:
     """Imports what commands do, once for all forks, which would copy and look through it where it were collected."""
-    for name in ("torch_geometric", *(f"outcrop.{package}" for package in ("api", "cli"))):
-        package = importlib.import_module(name)
-        if name.startswith("outcrop."):
-            for module in pkgutil.iter_modules(package.__path__, f"{name}."):
+    import outcrop
+
+    for name in ("torch_geometric", "typer._adapters", "encodings.unicode_escape", "numpy.ctypeslib"):
+        importlib.import_module(name)
+    for module in pkgutil.walk_packages(outcrop.__path__, "outcrop."):
+        if not module.name.startswith(("outcrop.bench", "outcrop.device", "outcrop.__main__")):
+            with contextlib.suppress(ImportError):  # of what is for GPUs alone
                 importlib.import_module(module.name)
+    importlib.import_module("torch_geometric.nn").SAGEConv(1, 1)  # writes a module of its own, once
+    importlib.import_module("pydantic").TypeAdapter(int)  # looks for plugins, once
+    for unload in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        unload.atexit = False  # torch's of its operators: a third of the time that a short command takes
     gc.collect()
     gc.freeze()
+
+
+def have_products_buffers() -> None:
+    """Multiplies matrices, whose buffers MKL keeps: where it gets none it adds up in another order, and says nothing."""
+    import torch
+
+    for size in (16, 64, 256):
+        torch.ones(size, size) @ torch.ones(size, size)
 
 
 def parser_of(doc: str | None) -> argparse.ArgumentParser:
@@ -548,6 +564,7 @@ def main() -> int:
 
     import_all()
     what = "kills" if asked.kill else "faults"
+    have_products_buffers()
     noted = list_of_jobs(asked, *(("kill-calls", "killed") if asked.kill else ("fail-calls",)))
     shared, began = Shared(library), time.monotonic()
     with memory_folder() as folder:
