@@ -402,9 +402,27 @@ def learned(folder: Path) -> dict[str, Any]:
     return found
 
 
+def files_below(folder: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Returns what files hold, of checkpoints the tensors, by path: those of these names in ``folder``, and below them.
+
+    What says when, or how long something took, is left out; names of hidden files in ``folder`` are one entry more.
+    """
+    from artifact_support import tree
+
+    made: dict[str, Any] = {BESIDE: sorted(p.name for p in folder.iterdir() if p.name.startswith("."))}
+    for name in names:
+        path = folder / name
+        here = tree(path) if path.is_dir() else {"": path.read_bytes()} if path.is_file() else {}
+        made |= {
+            f"{name}/{inner}": tensors_of(inner, data)
+            for inner, data in here.items()
+            if Path(inner).name not in TIMED
+        }
+    return made
+
+
 def jobs(made: Path) -> list[Job]:
     """Returns the jobs, which begin with copies of what :func:`make_inputs` has made."""
-    from artifact_support import tree
     from outcrop.preparation import pack
 
     usual = pack.LOG_WORTH_BYTES
@@ -419,21 +437,7 @@ def jobs(made: Path) -> list[Job]:
         return begin
 
     def files_of(*names: str) -> Callable[[Path], dict[str, Any]]:
-        def found(folder: Path) -> dict[str, Any]:
-            made: dict[str, Any] = {
-                BESIDE: sorted(p.name for p in folder.iterdir() if p.name.startswith("."))
-            }
-            for name in names:
-                path = folder / name
-                here = tree(path) if path.is_dir() else {"": path.read_bytes()} if path.is_file() else {}
-                made |= {
-                    f"{name}/{inner}": tensors_of(inner, data)
-                    for inner, data in here.items()
-                    if Path(inner).name not in TIMED
-                }
-            return made
-
-        return found
+        return lambda folder: files_below(folder, names)
 
     learn = ["--epochs", "2", "--hidden", "4", "--checkpoint", "ckpt", "--quiet"]
     vectors = ["--dim", "8", "--epochs", "2", "--negatives", "8", "--chunk", "10", "--batch", "50", "--quiet"]
@@ -493,7 +497,7 @@ def import_all() -> None:
 
 
 def have_products_buffers() -> None:
-    """Multiplies matrices, whose buffers MKL keeps: where it gets none it adds up in another order, and says nothing."""
+    """Multiplies matrices, whose buffers MKL keeps: where it gets none it adds up in another order, in silence."""
     import torch
 
     for size in (16, 64, 256):

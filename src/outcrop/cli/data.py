@@ -13,13 +13,13 @@ import typer
 from outcrop.cli import common, printing
 from outcrop.cli.describing import describe_all
 from outcrop.cli.options import Fields, with_options
+from outcrop.cli.verifying import verify_all
 from outcrop.config import GenerateConfig, ImportConfig, format_bytes
 from outcrop.config.places import is_uri
 from outcrop.errors import ArgumentError
 from outcrop.runtime.progress import shown
 from outcrop.store import manifest as manifests
 from outcrop.store.remote import without_keys
-from outcrop.store.run import RUN_FILE
 
 if TYPE_CHECKING:
     from outcrop.importing.once import ImportReport
@@ -146,13 +146,6 @@ def _report(
             printing.print_line(f"note: {note}")
 
 
-def _artifacts(path: Path) -> list[Path]:
-    """Lists the artifacts at ``path``: itself, or the finished stages of a run."""
-    if not (path / RUN_FILE).is_file():
-        return [path]
-    return [path / stage for stage in ("sample", "plan", "pack") if manifests.exists(path / stage)]
-
-
 def info(path: PathArg, json: common.Json = None, quiet: common.Quiet = False) -> None:
     about = describe_all(path)
     common.write_json(json, about[0] if len(about) == 1 else {"path": str(path), "artifacts": about})
@@ -247,7 +240,11 @@ def stripe(
 def verify(
     path: Annotated[
         str,
-        typer.Argument(help="A graph, a run, a stage folder of a run, or the URI of one.", metavar="PATH"),
+        typer.Argument(
+            help="A graph, a run, a stage folder of a run, or the URI of one of these; an embedding run, or a "
+            "checkpoint or its folder.",
+            metavar="PATH",
+        ),
     ],
     add_checksums: Annotated[
         bool,
@@ -262,7 +259,7 @@ def verify(
     quiet: common.Quiet = False,
 ) -> None:
     from outcrop.store.remote_verify import verify_stored
-    from outcrop.store.verify import add_page_sums, verify_artifact
+    from outcrop.store.verify import add_page_sums
 
     results: dict[str, dict[str, Any]] = {}
     if is_uri(path):
@@ -276,8 +273,7 @@ def verify(
         with common.runtime_for(memory, quiet) as runtime:
             if add_checksums:
                 add_page_sums(path, runtime)
-            for artifact in _artifacts(Path(path)):
-                results[str(artifact)] = verify_artifact(artifact, runtime)
+            results = verify_all(Path(path), runtime)
     common.write_json(json, next(iter(results.values())) if len(results) == 1 else {"artifacts": results})
     if not quiet:
         for name, result in results.items():

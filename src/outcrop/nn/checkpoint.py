@@ -120,15 +120,19 @@ def renew_best(folder: Path, last: Checkpoint) -> None:
 
     A crash between the two files of a checkpoint leaves it so.
     """
-    if not last.best:  # no epoch was finished
-        return
+    if not is_best_of(folder, last):
+        write(folder / BEST, Checkpoint(last.meta, last.best))
+
+
+def is_best_of(folder: Path, last: Checkpoint) -> bool:
+    """Tells whether ``best.safetensors`` has the best model that ``last`` holds; true where no epoch was finished."""
+    if not last.best:
+        return True
     try:
         found = read(folder / BEST, "best")
-        same = found.meta.best_epoch == last.meta.best_epoch and digest(found.model) == digest(last.best)
     except OutcropError:
-        same = False
-    if not same:
-        write(folder / BEST, Checkpoint(last.meta, last.best))
+        return False
+    return found.meta.best_epoch == last.meta.best_epoch and digest(found.model) == digest(last.best)
 
 
 def require_same(path: Path, meta: Meta, config: dict[str, Any], inputs: dict[str, Any]) -> None:

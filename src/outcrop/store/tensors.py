@@ -1,6 +1,7 @@
 """Safetensors files with a header that says what they are: replaced atomically, checked when read. No pickle.
 
-Header entry ``outcrop``: JSON with format, version, the SHA-256 of all tensors, and what whoever writes has to say.
+Header entry ``outcrop``: JSON with format, version, the SHA-256 of all tensors and of the rest of this JSON, and what
+whoever writes has to say.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from outcrop.runtime.parsing import parse_json
 from outcrop.store import identity
 from outcrop.store.manifest import sync_folder, write_atomic
 
+_OF_HEADER = "header_sha256"
 AGAIN = "train again, or point to another checkpoint folder"
 
 State = dict[str, torch.Tensor]
@@ -31,6 +33,7 @@ def write_tensors(path: Path, format: str, version: int, tensors: State, meta: d
     """Replaces ``path`` atomically by a safetensors file whose header says what it is; ``meta`` must be JSON."""
     tensors = {name: value.detach().to("cpu").contiguous().clone() for name, value in tensors.items()}
     header = {"format": format, "version": version, "sha256": _digest(tensors), **meta}
+    header[_OF_HEADER] = _digest_of_header(header)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, save(tensors, {"outcrop": json.dumps(header, sort_keys=True)}))
     sync_folder(path.parent)
@@ -46,7 +49,7 @@ def read_tensors(
 
     Raises:
         FormatError: Missing, foreign, truncated, or of another format or version.
-        ChecksumError: The tensors differ from those written.
+        ChecksumError: The tensors, or what the header says, differ from what was written.
     """
     tensors, header = _open(path)
     if header.get("format") != format:
@@ -59,6 +62,11 @@ def read_tensors(
     if header.get("sha256") != _digest(tensors):
         raise ChecksumError(
             f"{path}: its tensors differ from those that were written, the file was damaged: {AGAIN}"
+        )
+    of_header = header.pop(_OF_HEADER, None)  # files of earlier versions have none
+    if of_header is not None and of_header != _digest_of_header(header):
+        raise ChecksumError(
+            f"{path}: what its header says differs from what was written, the file was damaged: {AGAIN}"
         )
     return tensors, header
 
@@ -121,6 +129,11 @@ def _open(path: Path) -> tuple[State, dict[str, Any]]:
     if not isinstance(header, dict):
         raise FormatError(f"{path} is a safetensors file, but no checkpoint of Outcrop: {AGAIN}")
     return tensors, header
+
+
+def _digest_of_header(header: dict[str, Any]) -> str:
+    header = json.loads(json.dumps(header))  # as whoever reads it has it: keys are text
+    return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
 
 
 def _digest(tensors: State) -> str:

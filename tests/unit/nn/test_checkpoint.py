@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from outcrop.errors import ArgumentError, ChecksumError, FormatError
+from outcrop.errors import ArgumentError, ChecksumError, FormatError, OutcropError
 from outcrop.nn import checkpoint as checkpoints
 from outcrop.nn.checkpoint import BEST, LAST, Checkpoint, Meta
 from outcrop.nn.models import MODELS, build_model
@@ -228,8 +228,26 @@ def test_a_changed_bit_is_noticed(problem, folder, share):
 def rewrite(path, change):
     with safe_open(path, "pt") as file:
         header = json.loads(file.metadata()["outcrop"])
+    del header["header_sha256"]  # as an earlier version, or somebody who computes it anew
     change(header)
     save_file(load_file(path), path, {"outcrop": json.dumps(header)})
+
+
+def test_every_character_of_the_header_counts(folder):
+    """A history or a count of updates that is another is damage, though it could be that of another training."""
+    path, whole = folder / LAST, (folder / LAST).read_bytes()
+    size = int.from_bytes(whole[:8], "little")
+    first, name = whole.index(b"outcrop"), whole.index(b"header_sha256")
+    for at in range(first, 8 + size, 3):
+        if name <= at < name + len(b"header_sha256"):
+            continue  # without this name it is a header of an earlier version, which has no checksum
+        damaged = bytearray(whole)
+        damaged[at] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(OutcropError, match=r"last\.safetensors"):
+            checkpoints.read(path)
+    path.write_bytes(whole)
+    checkpoints.read(path)
 
 
 @pytest.mark.parametrize(
