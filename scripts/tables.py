@@ -245,6 +245,7 @@ TABLES = {
     "wire": Table("wire.json"),
     "kills": Table("kills.json", command="scripts/kills.py 200"),
     "fail-calls": Table("fail-calls.json"),
+    "kill-calls": Table("kill-calls.json"),
     "power-cuts": Table("power_cuts.json", command="scripts/power_cuts.py"),
     "layout": Table("layout.json", command="outcrop bench layout"),
     "pipeline": Table("pipeline.json"),
