@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import shutil
 import subprocess
@@ -109,6 +110,13 @@ def memory_folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder)
+
+
+def manifest_at(path: Path) -> dict[str, Any]:
+    """What a manifest says, without its checksum: as somebody who lies, or an earlier version, would write it."""
+    told = json.loads(path.read_text())
+    told.pop("sha256", None)
+    return told
 
 
 def tree(folder: Path) -> dict[str, bytes]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from artifact_support import manifest_at
 from outcrop import _core
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.manifest import PAGE_SUMS
@@ -74,7 +75,7 @@ WRONG_HEADS: list[tuple[float, float]] = [(np.nan, 0.0), (1.0, np.inf), (np.floa
 def change_row(graph: Path, row: int, head: tuple[float, float]) -> None:
     """Gives a row another scale and offset, with checksums that fit."""
     path = graph / "manifest.json"
-    raw = json.loads(path.read_text())
+    raw = manifest_at(path)
     spec = raw["arrays"]["features"]
     data = np.fromfile(graph / spec["file"], np.uint8)
     used = data[: spec["shape"][0] * spec["stride_bytes"]]

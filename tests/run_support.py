@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from artifact_support import manifest_at
 from outcrop.config import PlanConfig, SampleConfig, Size
 from outcrop.errors import BudgetError
 from outcrop.preparation.pack import pack
@@ -184,7 +184,7 @@ def rows_of_nodes(row_bytes: int) -> RowFile:
 
 
 def manifest_of(folder: Path) -> dict:
-    return json.loads((folder / "manifest.json").read_text())
+    return manifest_at(folder / "manifest.json")
 
 
 def round_up(count: int, to: int = PAGE) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from artifact_support import manifest_at
 from outcrop import _core
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.arrays import storage_dtype
@@ -74,7 +75,7 @@ def same_bits(found: Any, wanted: np.ndarray) -> bool:
 def change_head(graph: Path, row: int, head: list[int]) -> None:
     """Gives a row another count and other columns, with checksums that fit."""
     path = graph / "manifest.json"
-    raw = json.loads(path.read_text())
+    raw = manifest_at(path)
     spec = raw["arrays"]["features"]
     data = np.fromfile(graph / spec["file"], np.uint8)
     used = data[: spec["shape"][0] * spec["stride_bytes"]]

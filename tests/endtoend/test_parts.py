@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import outcrop as oc
-from artifact_support import small_graph
+from artifact_support import manifest_at, small_graph
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
@@ -185,7 +185,7 @@ def test_impossible_parts_are_refused(
 ) -> None:
     run = made(graph, tmp_path / "g.run", 2)
     path = run.path / stage / "manifest.json"
-    raw = json.loads(path.read_text())
+    raw = manifest_at(path)
     if attribute == "part_batches" and value == [2**62] * 4:  # whose sum wraps to the right one
         value = [*value, sum(raw["attributes"][attribute])]
     raw["attributes"][attribute] = value
@@ -197,7 +197,7 @@ def test_impossible_parts_are_refused(
 def test_names_of_parts_that_no_file_has(graph: Graph, tmp_path: Path) -> None:
     run = made(graph, tmp_path / "g.run", 2)
     path = run.path / "pack" / "manifest.json"
-    raw = json.loads(path.read_text())
+    raw = manifest_at(path)
     for name, file in (("records.1", "x" * 300 + ".bin"), ("records." + "9" * 5000, "a.bin")):
         changed = {**raw, "arrays": {**raw["arrays"], name: {**raw["arrays"]["records.1"], "file": file}}}
         path.write_text(json.dumps(changed))

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 import outcrop as oc
+from artifact_support import manifest_at
 from outcrop.nn import checkpoint as checkpoints
 from outcrop.store.tensors import digest
 
@@ -330,7 +331,7 @@ def test_a_plan_for_several_processes_is_that_of_one_with_a_part_each(graph: Pat
         ("two", oc.Limits(memory="3000KiB", processes=2)),
     ):
         oc.prepare(graph, tmp_path / name, sampling=sampling, limits=limits, epochs=1, observer=QUIET)
-        manifest = json.loads((tmp_path / name / "plan" / "manifest.json").read_text())
+        manifest = manifest_at(tmp_path / name / "plan" / "manifest.json")
         plans.append((manifest["attributes"]["memory"], manifest["config"]))
     (one, of_one), (two, of_two) = plans
     assert two["cache_bytes"] == 2 * one["cache_bytes"]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import outcrop as oc
-from artifact_support import small_graph, tree
+from artifact_support import manifest_at, small_graph, tree
 from outcrop.cli.describing import describe_all
 from outcrop.errors import ArgumentError, ChecksumError, FormatError, IoError
 from outcrop.runtime.runtime import Runtime
@@ -295,7 +295,7 @@ def test_what_cannot_be_left(graph: Path, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="has no features of a graph"):
         oc.fetch(uri + "plain.oc", tmp_path / "a", leave_features=True, observer=QUIET)
     shutil.copytree(graph, tmp_path / "old.oc")
-    manifest = json.loads((tmp_path / "old.oc" / "manifest.json").read_text())
+    manifest = manifest_at(tmp_path / "old.oc" / "manifest.json")
     del manifest["arrays"]["features_page_crc"]
     (tmp_path / "old.oc" / "manifest.json").write_text(json.dumps(manifest))
     oc.upload(tmp_path / "old.oc", uri + "old.oc", observer=QUIET)

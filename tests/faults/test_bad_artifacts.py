@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from artifact_support import differences, fresh_runtime, memory_folder, prepare, small_graph, tree
+from artifact_support import (
+    differences,
+    fresh_runtime,
+    manifest_at,
+    memory_folder,
+    prepare,
+    small_graph,
+    tree,
+)
 from outcrop.errors import ChecksumError, FormatError, IoError, OutcropError
 from outcrop.loading.open import open_session
 from outcrop.runtime.runtime import Runtime
@@ -232,7 +240,7 @@ def flips(path: Path, count: int, data_bytes: int) -> Iterator[int]:
 
 
 def data_bytes(folder: Path, name: str) -> int:
-    raw = json.loads((folder / Path(name).parent / "manifest.json").read_text())
+    raw = manifest_at(folder / Path(name).parent / "manifest.json")
     spec = raw["arrays"][Path(name).stem]
     return spec["shape"][0] * spec["stride_bytes"]
 
@@ -306,7 +314,7 @@ def test_the_remedy_that_the_message_names(copy: Path, made: Path, features: np.
 
 
 def edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    raw = json.loads(path.read_text())
+    raw = manifest_at(path)
     change(raw)
     path.write_text(json.dumps(raw))
 

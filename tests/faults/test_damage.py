@@ -15,7 +15,15 @@ import numpy as np
 import pytest
 
 import outcrop
-from artifact_support import differences, fresh_runtime, memory_folder, prepare, small_graph, tree
+from artifact_support import (
+    differences,
+    fresh_runtime,
+    manifest_at,
+    memory_folder,
+    prepare,
+    small_graph,
+    tree,
+)
 from infer_support import a_model, odd_graph, save
 from outcrop import _core
 from outcrop.config import SampleConfig
@@ -201,7 +209,7 @@ def test_inference_refuses_damage(tmp_path: Path, make_runtime: Any, name: str, 
 def without_page_sums(graph: Path) -> None:
     """As an older Outcrop made it."""
     path = graph / "manifest.json"
-    raw = json.loads(path.read_text())
+    raw = manifest_at(path)
     for name in PAGED:
         if raw["arrays"].pop(name + PAGE_SUMS, None):
             (graph / f"{name}{PAGE_SUMS}.bin").unlink()
@@ -258,7 +266,7 @@ def test_a_graph_that_is_exchanged_while_it_is_prepared(copy: Path, sums: bool, 
 def replace_features(graph: Path) -> None:
     """As if another graph of the same shape had been put in place: its manifest and its features."""
     path = graph / "manifest.json"
-    raw = json.loads(path.read_text())
+    raw = manifest_at(path)
     spec = raw["arrays"]["features"]
     data = np.fromfile(graph / "features.bin", np.uint8)
     data[: spec["shape"][0] * spec["stride_bytes"] : 400] ^= 1

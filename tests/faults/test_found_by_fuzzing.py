@@ -11,6 +11,7 @@ import pytest
 import safetensors.torch
 
 import outcrop as oc
+from artifact_support import manifest_at
 from outcrop.errors import FormatError
 from outcrop.nn.checkpoint import load_model
 from outcrop.store.graph import open_graph
@@ -36,7 +37,7 @@ def refused(call, *names: str) -> str:
 
 
 def test_a_size_that_is_true_or_false(graph: Path) -> None:
-    manifest = json.loads((graph / "manifest.json").read_text())
+    manifest = manifest_at(graph / "manifest.json")
     manifest["arrays"]["features_page_crc"]["shape"] = [False]
     (graph / "manifest.json").write_text(json.dumps(manifest))
     refused(lambda: open_graph(graph), "manifest.json", "'features_page_crc' has an impossible shape")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from artifact_support import small_graph
+from artifact_support import manifest_at, small_graph
 from outcrop.advisor.hardware import read_machine
 from outcrop.config import (
     BucketConfig,
@@ -95,7 +95,7 @@ def test_parsing_is_that_of_the_standard_library() -> None:
 def test_names_that_no_file_has(tmp_path: Path, name: str) -> None:
     graph = small_graph(tmp_path / "g")
     path = graph.path / "manifest.json"
-    raw = json.loads(path.read_text())
+    raw = manifest_at(path)
     raw["arrays"]["indptr"]["file"] = name
     path.write_text(json.dumps(raw))
     with pytest.raises(FormatError, match=r"indptr.* cannot be opened"):

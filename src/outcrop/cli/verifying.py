@@ -40,8 +40,8 @@ def verify_all(path: Path, runtime: Runtime) -> dict[str, dict[str, Any]]:
 
 
 def _verify_run(path: Path, runtime: Runtime) -> dict[str, dict[str, Any]]:
-    """Verifies the stages up to the last one that is finished."""
-    finished = [number for number, stage in enumerate(_STAGES, 1) if manifests.exists(path / stage)]
+    """Verifies the stages up to the last one that is there: a stage gets its name when it is finished."""
+    finished = [number for number, stage in enumerate(_STAGES, 1) if (path / stage).exists()]
     if not finished:
         raise FormatError(f"{path} is a run of which no stage is finished yet: outcrop prepare again goes on")
     return {str(path / stage): verify_artifact(path / stage, runtime) for stage in _STAGES[: finished[-1]]}

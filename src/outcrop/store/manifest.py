@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from outcrop.errors import ArgumentError, FormatError, IoError, OutcropError, naming_files
+from outcrop.errors import ArgumentError, ChecksumError, FormatError, IoError, OutcropError, naming_files
 from outcrop.runtime.parsing import parse_json
 from outcrop.store.elsewhere import read_elsewhere
 from outcrop.store.lock import only_process_in
@@ -32,6 +32,7 @@ Versions = int | tuple[int, ...]  # of a format that are read
 _SOURCE = re.compile(
     r"(arrays|edges|npz|scipy|mat|musae|graphbolt|igb|mag240m|ogb|pyg|dgl|tables|ntriples|triples):"
 )
+_CHECKSUM = "sha256"  # of what a manifest says besides
 # Array "x_page_crc" has a CRC-32C for each page of the file of array "x".
 PAGE_SUMS = "_page_crc"
 # Attribute of an artifact whose records lie in several files (store/parts.py): how many.
@@ -82,7 +83,7 @@ class Manifest:
     inputs: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1, sort_keys=True) + "\n"
+        return _text_of(asdict(self))
 
     def part_of(self, name: str) -> int | None:
         """Returns the part that array ``name`` is, of an artifact with parts; None: all machines have it."""
@@ -96,6 +97,23 @@ class Manifest:
         """
         content = {name: spec for name, spec in self.arrays.items() if not name.endswith(PAGE_SUMS)}
         return hashlib.sha256(replace(self, arrays=content).to_json().encode()).hexdigest()
+
+
+def _text_of(told: dict[str, Any]) -> str:
+    return json.dumps(told, indent=1, sort_keys=True) + "\n"
+
+
+def _checksum_of(told: dict[str, Any]) -> str:
+    return hashlib.sha256(_text_of(told).encode()).hexdigest()
+
+
+def _require_as_written(place: str, raw: dict[str, Any]) -> None:
+    """Takes the checksum out of what a manifest says, and compares it; those of earlier versions have none."""
+    written = raw.pop(_CHECKSUM, None)
+    if written is not None and written != _checksum_of(raw):
+        raise ChecksumError(
+            f"{place} says other than was written: the file was damaged, or changed by hand; make the artifact again"
+        )
 
 
 def exists(folder: Path) -> bool:
@@ -184,6 +202,7 @@ def parse(place: str, content: bytes) -> Manifest:
         raise FormatError(f"{place} is no Outcrop manifest: {error}") from None
     if not isinstance(raw, dict):
         raise FormatError(f"{place} is no Outcrop manifest")
+    _require_as_written(place, raw)
     if not isinstance(raw.get("format"), str) or not isinstance(raw.get("version"), int):
         raise FormatError(f"{place} has no format and version: not an Outcrop manifest")
     return _parsed(place, raw, raw["format"], raw["version"])
@@ -273,6 +292,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise FormatError(f"{path} cannot be read as a manifest: {error}") from None
     if not isinstance(raw, dict):
         raise FormatError(f"{path} is not an Outcrop manifest")
+    _require_as_written(str(path), raw)
     return raw
 
 
@@ -419,8 +439,10 @@ def _put_back(final: Path) -> None:
 
 
 def write(folder: Path, manifest: Manifest) -> None:
-    """Writes ``manifest`` into ``folder`` by temporary file, fsync and rename."""
-    write_atomic(folder / MANIFEST, manifest.to_json().encode())
+    """Writes ``manifest`` into ``folder`` by temporary file, fsync and rename, with a checksum of what it says."""
+    told = json.loads(manifest.to_json())
+    told[_CHECKSUM] = _checksum_of(told)
+    write_atomic(folder / MANIFEST, _text_of(told).encode())
 
 
 def write_atomic(path: Path, content: bytes) -> None:

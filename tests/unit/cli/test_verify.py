@@ -128,8 +128,15 @@ def test_vectors_and_edges_of_an_embedding_run(copy: Path, make_runtime: Callabl
         verify_all(copy / "emb", make_runtime())
 
 
+@pytest.mark.parametrize("stage", ["sample", "plan", "pack"])
+def test_a_run_that_lacks_the_manifest_of_a_stage(copy: Path, make_runtime: Callable, stage: str) -> None:
+    (copy / "run" / stage / "manifest.json").unlink()
+    with pytest.raises(FormatError, match=rf"{stage}/manifest\.json is missing"):
+        verify_all(copy / "run", make_runtime())
+
+
 def test_a_run_that_lacks_an_earlier_stage(copy: Path, make_runtime: Callable) -> None:
-    (copy / "run/sample/manifest.json").unlink()
+    shutil.rmtree(copy / "run/sample")
     with pytest.raises(FormatError, match=r"sample/manifest\.json is missing"):
         verify_all(copy / "run", make_runtime())
     for stage in ("plan", "pack"):

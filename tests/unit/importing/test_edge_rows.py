@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import outcrop as oc
+from artifact_support import manifest_at
 from outcrop import _core
 from outcrop.importing.graph import import_graph
 from outcrop.importing.sources import features
@@ -493,7 +494,7 @@ def test_damage_of_rows_is_found(tmp_path):
 def test_a_manifest_that_lies_of_rows_is_refused(tmp_path, name, shape, message):
     graph = imported(f"arrays:{folder_of(tmp_path, some_rows(6, 'uint8', 4, 0))}", tmp_path / "g.oc")
     path = graph.path / "manifest.json"
-    content = json.loads(path.read_text())
+    content = manifest_at(path)
     content["arrays"][name] = content["arrays"].pop("e0.features") | {"shape": shape}
     path.write_text(json.dumps(content))
     with pytest.raises(oc.FormatError, match=message):

@@ -17,6 +17,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from artifact_support import manifest_at
 from outcrop import _core
 from outcrop.config import ImportConfig
 from outcrop.config.sampling import SPLITS
@@ -397,7 +398,7 @@ def test_verify_checks_structure_behind_right_checksums(
     data.tofile(graph.path / spec.file)
     crc = _core.crc32c(data.view(np.uint8)[: spec.data_bytes])
     path = graph.path / "manifest.json"
-    manifest = json.loads(path.read_text())
+    manifest = manifest_at(path)
     manifest["arrays"][name]["crc32c"] = crc
     path.write_text(json.dumps(manifest))
     with pytest.raises(FormatError, match=name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from artifact_support import manifest_at
 from outcrop.errors import ArgumentError, FormatError, OutcropError
 from outcrop.importing.graph import import_graph
 from outcrop.store.graph import Graph
@@ -158,7 +160,7 @@ def test_a_manifest_that_contradicts_its_labels_is_refused(tmp_path: Path) -> No
     graph = run(tmp_path / "in", MANY)
     for old, new in (('"label_kind": "multilabel"', '"label_kind": "class"'), ("multilabel", "fuzzy")):
         path = graph.path / "manifest.json"
-        text = path.read_text()
+        text = json.dumps(manifest_at(path))
         path.write_text(text.replace(old, new))
         with pytest.raises(OutcropError, match=r"labels of kind class|label kind 'fuzzy' is unknown"):
             verify_artifact(graph.path, new_runtime())

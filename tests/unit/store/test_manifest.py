@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
 
-from outcrop.errors import FormatError
+from outcrop.errors import ChecksumError, FormatError
 from outcrop.store import manifest as manifests
 from outcrop.store.manifest import Manifest
 
@@ -29,3 +31,45 @@ def test_a_version_that_is_no_number_is_refused(tmp_path: Path, version: object)
     manifests.write(tmp_path, Manifest("outcrop.some", version, {}, {}, {}, {}))  # type: ignore[arg-type]
     with pytest.raises(FormatError, match="this Outcrop reads version 2"):
         manifests.read(tmp_path, "outcrop.some", (2,))
+
+
+GIVEN = Manifest(
+    "outcrop.some",
+    1,
+    {},
+    {"num_classes": 7, "text": "\u00e4"},
+    {"lr": 0.1, "by": {"2": 1, "10": 2}},
+    {"of": "ab"},
+)
+
+
+def test_every_character_of_a_manifest_counts(tmp_path: Path) -> None:
+    """But for white space, and the name of the checksum itself: without it a manifest is one of earlier versions."""
+    manifests.write(tmp_path, GIVEN)
+    path, whole = tmp_path / "manifest.json", (tmp_path / "manifest.json").read_bytes()
+    assert manifests.read(tmp_path, "outcrop.some", 1) == GIVEN
+    name = whole.index(b'"sha256"')
+    for at in range(len(whole)):
+        if chr(whole[at]).isspace() or name < at < name + 7:
+            continue
+        damaged = bytearray(whole)
+        damaged[at] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(FormatError, match="manifest"):
+            manifests.read(tmp_path, "outcrop.some", 1)
+        with pytest.raises(FormatError, match="there"):
+            manifests.parse("there", bytes(damaged))
+
+
+def test_the_checksum_is_that_of_the_rest_and_no_part_of_the_digest(tmp_path: Path) -> None:
+    manifests.write(tmp_path, GIVEN)
+    told = json.loads((tmp_path / "manifest.json").read_text())
+    checksum = told.pop("sha256")
+    text = json.dumps(told, indent=1, sort_keys=True) + "\n"
+    assert checksum == hashlib.sha256(text.encode()).hexdigest() == GIVEN.digest()
+    (tmp_path / "manifest.json").write_text(text)  # as earlier versions wrote it
+    assert manifests.read(tmp_path, "outcrop.some", 1) == GIVEN
+    told["attributes"]["num_classes"] = 8
+    (tmp_path / "manifest.json").write_text(json.dumps({**told, "sha256": checksum}))
+    with pytest.raises(ChecksumError, match=r"manifest\.json says other than was written"):
+        manifests.read_any(tmp_path)

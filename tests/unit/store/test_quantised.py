@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import outcrop as oc
+from artifact_support import manifest_at
 from outcrop import _core
 from outcrop.errors import ArgumentError, ChecksumError, FormatError
 from outcrop.runtime.runtime import Runtime
@@ -131,7 +132,7 @@ def graph(tmp_path: Path) -> Path:
 
 def changed(graph: Path, change: dict[str, Any], name: str = "quantised") -> None:
     path = graph / "manifest.json"
-    content = json.loads(path.read_text())
+    content = manifest_at(path)
     content["attributes"][name] = change
     path.write_text(json.dumps(content))
 
@@ -185,7 +186,7 @@ def test_damaged_scales_are_found(graph: Path) -> None:
 def test_scales_without_finite_values_are_refused(graph: Path, scale: float, message: str) -> None:
     scales = np.full(10, scale, np.float32)
     path = graph / "manifest.json"
-    content = json.loads(path.read_text())
+    content = manifest_at(path)
     content["arrays"]["features_scale"]["crc32c"] = _core.crc32c(scales.view(np.uint8))
     path.write_text(json.dumps(content))
     with (graph / "features_scale.bin").open("r+b") as file:
@@ -201,7 +202,7 @@ def test_the_version_says_whether_there_are_few_bits(tmp_path: Path, graph: Path
         x = np.ones((9, 2), np.float32)
         graph = oc.import_graph(edges, tmp_path / "plain.oc", features=x, progress=False).path
     path = graph / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": version}))
+    path.write_text(json.dumps(manifest_at(path) | {"version": version}))
     with pytest.raises(
         FormatError, match=rf"is of version {version}, and its features are .*import the graph again"
     ):
@@ -233,7 +234,7 @@ def test_what_knows_no_few_bits_refuses_the_version(graph: Path) -> None:
 
 def test_the_format_stays_what_it_is(graph: Path) -> None:
     """Golden: what the manifest says, and the bytes of the first row."""
-    content = json.loads((graph / "manifest.json").read_text())
+    content = manifest_at(graph / "manifest.json")
     assert content["version"] == 3
     assert content["attributes"]["quantised"] == {"dtype": "uint4", "scale": "column", "columns": 5}
     assert content["attributes"]["feature_dim"] == 5

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import outcrop as oc
+from artifact_support import manifest_at
 from outcrop.cli.main import app
 from outcrop.errors import ArgumentError, ChecksumError, FormatError
 from outcrop.runtime.progress import SilentProgress
@@ -54,7 +55,7 @@ def verified(uri: str) -> dict[str, Any]:
 
 def arrays_of(folder: Path) -> dict[str, int]:
     """The files that a manifest lists, with the bytes of their data."""
-    arrays = json.loads((folder / "manifest.json").read_text())["arrays"].values()
+    arrays = manifest_at(folder / "manifest.json")["arrays"].values()
     return {spec["file"]: spec["shape"][0] * spec["stride_bytes"] for spec in arrays}
 
 

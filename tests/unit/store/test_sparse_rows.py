@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import outcrop as oc
+from artifact_support import manifest_at
 from outcrop import _core
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.runtime.runtime import Runtime
@@ -231,7 +232,7 @@ def test_a_device_refuses_a_wrong_row_of_a_type_without_nan() -> None:
 )
 def test_manifests_that_lie_are_refused(graph: Path, change: dict[str, Any], said: str) -> None:
     path = graph / "manifest.json"
-    raw = json.loads(path.read_text())
+    raw = manifest_at(path)
     raw["attributes"]["sparse"] |= change
     path.write_text(json.dumps(raw))
     with pytest.raises(FormatError, match=said):
@@ -240,7 +241,7 @@ def test_manifests_that_lie_are_refused(graph: Path, change: dict[str, Any], sai
 
 def test_a_graph_is_not_both_sparse_and_in_few_bits(graph: Path) -> None:
     path = graph / "manifest.json"
-    raw = json.loads(path.read_text())
+    raw = manifest_at(path)
     raw["attributes"]["quantised"] = {"dtype": "int8", "scale": "row", "columns": 300}
     path.write_text(json.dumps(raw))
     with pytest.raises(FormatError, match="is said to be in few bits and to be sparse"):

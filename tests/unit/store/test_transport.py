@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import outcrop as oc
+from artifact_support import manifest_at
 from outcrop.errors import ArgumentError, ChecksumError, FormatError, IoError
 from outcrop.store import range_copy, remote, transport
 from outcrop.store.remote import RemoteFolder
@@ -189,7 +190,7 @@ def test_a_manifest_cannot_write_elsewhere(graph: Path, tmp_path: Path, name: st
     """Nor over what fetching itself writes, nor may two arrays lie in one file."""
     uri, there = f"file://{tmp_path}/store/g.oc", tmp_path / "store" / "g.oc"
     oc.upload(graph, uri, observer=QUIET)
-    manifest = json.loads((there / "manifest.json").read_text())
+    manifest = manifest_at(there / "manifest.json")
     manifest["arrays"]["features"]["file"] = name
     (there / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(FormatError, match=r"points outside its folder|no name of a file|where another lies"):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import outcrop as oc
+from artifact_support import manifest_at
 from outcrop import _core
 from outcrop.cli.describing import describe_all
 from outcrop.runtime.runtime import Runtime
@@ -135,7 +136,7 @@ def test_labels_and_splits_are_those_of_the_type_of_the_seeds(small):
 
 
 def test_pages_of_all_row_files_get_checksums(small, tmp_path):
-    manifest = json.loads((small.path / "manifest.json").read_text())
+    manifest = manifest_at(small.path / "manifest.json")
     for name in list(manifest["arrays"]):
         if name.endswith("_page_crc"):
             (small.path / manifest["arrays"].pop(name)["file"]).unlink()
@@ -147,7 +148,7 @@ def test_pages_of_all_row_files_get_checksums(small, tmp_path):
 
 def changed(folder, change):
     path = folder / "manifest.json"
-    raw = json.loads(path.read_text())
+    raw = manifest_at(path)
     change(raw["attributes"], raw["arrays"])
     path.write_text(json.dumps(raw))
 
@@ -242,7 +243,7 @@ def test_verify_finds_lists_that_are_wrong_behind_right_checksums(tmp_path, arra
     values[position] = value
     with (graph.path / spec.file).open("r+b") as file:
         file.write(values.tobytes())
-    raw = json.loads((graph.path / "manifest.json").read_text())
+    raw = manifest_at(graph.path / "manifest.json")
     raw["arrays"][array]["crc32c"] = _core.crc32c(values.view(np.uint8))
     raw["arrays"] = {name: one for name, one in raw["arrays"].items() if not name.endswith("_page_crc")}
     (graph.path / "manifest.json").write_text(json.dumps(raw))
