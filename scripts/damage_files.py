@@ -284,7 +284,10 @@ class Search:
         made = False
         if ended.status == 0:
             unread = {name for name, data in damaged.items() if self._contents(case, mutation)[name] == data}
-            made = not set(differences(self._found(case, use), self._want[use])) - unread
+            found, want = self._found(case, use), self._want[use]
+            if mutation.how == "extend":  # what was added may stay there, behind what is right
+                unread |= {name for name in damaged if found.get(name, b"").startswith(want.get(name, b"-"))}
+            made = not set(differences(found, want)) - unread
         job = fail_calls.Job("", lambda _: None, use.arguments, lambda _: {})
         if wrong := fail_calls.wrong_of(ended, made, job):
             return wrong

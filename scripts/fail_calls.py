@@ -48,6 +48,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import safetensors.numpy
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
@@ -58,6 +59,7 @@ from add_run import RunList  # noqa: E402
 BESIDE = "hidden files"
 LIBRARY, SECONDS = "OUTCROP_FAILING_CALLS", 60
 MEMORY = "1600KiB"  # beside its buffers a third of the rows fits: some are cached, others are packed and read
+OF_TYPES = "1500KiB"  # the same of a graph with types
 TIMED = ("run.json", "imported.json", "timeline.json")  # say when, or how long
 KINDS = {
     "open": 1, "read": 2, "write": 4, "sync": 8, "name": 16, "size": 32, "map": 64, "thread": 128, "memory": 256
@@ -344,8 +346,6 @@ def make_inputs(made: Path) -> None:
 
 
 def _make_inputs(made: Path) -> None:
-    import numpy as np
-
     import outcrop as oc
 
     quiet, random, source = oc.Observer(progress=False), np.random.default_rng(0), made / "source"
@@ -361,6 +361,7 @@ def _make_inputs(made: Path) -> None:
         random.integers(0, 4, 400),
         random.integers(0, 60, 400),
     )
+    _make_shop(made / "shop", random)
     lines = [f"n{h}\tr{r}\tn{t}\n" for h, r, t in zip(heads, relations, tails, strict=True)]
     for name, begin, end in (("train", 0, 360), ("valid", 360, 380), ("test", 380, 400)):
         (made / "triples" / f"{name}.txt").write_text("".join(lines[begin:end]))
@@ -373,15 +374,59 @@ def _make_inputs(made: Path) -> None:
     graph = oc.import_graph(f"arrays:{source}", made / "g.oc", progress=False)
     sampling = oc.SampleConfig(fanouts=(3, 3), batch_size=20)
     oc.prepare(graph, made / "g.run", sampling=sampling, epochs=1, memory=MEMORY, observer=quiet)
-    oc.train(
-        graph,
-        model=oc.ModelConfig("sage", hidden=4),
-        training=oc.TrainConfig(epochs=1),
-        sampling=sampling,
-        loading=oc.InMemory(),
-        checkpoint=made / "ckpt",
-        observer=quiet,
-    )
+    typed = oc.import_graph(f"tables:{made / 'shop'}", made / "typed.oc", progress=False)
+    for of, model, checkpoint in ((graph, "sage", "ckpt"), (typed, "rgcn", "typed.ckpt")):
+        oc.train(
+            of,
+            model=oc.ModelConfig(model, hidden=4),
+            training=oc.TrainConfig(epochs=1),
+            sampling=sampling,
+            loading=oc.InMemory(),
+            checkpoint=made / checkpoint,
+            observer=quiet,
+        )
+
+
+def _make_shop(folder: Path, random: np.random.Generator) -> None:
+    """Makes tables with keys: users that have labels, items and purchases with features, which refer to both."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder.mkdir()
+    users = [f"u{7 * i}" for i in range(90)]
+    parts = ["train"] * 50 + ["valid"] * 20 + ["test"] * 20
+    lines = [
+        f"{user},{random.integers(18, 80)},{'abc'[random.integers(3)]},{part}"
+        for user, part in zip(users, parts, strict=True)
+    ]
+    (folder / "user.csv").write_text("\n".join(["id,age,kind,part", *lines]) + "\n")
+    items, bought = np.arange(1000, 1300), random.integers(0, (90, 300), (600, 2))
+    keys = {"user": [users[i] for i in bought[:, 0]], "item": items[bought[:, 1]]}
+    for name, columns, width in (("item", {"id": items}, 64), ("purchase", keys, 48)):
+        rows = len(columns["item" if name == "purchase" else "id"])
+        values = {f"x{i}": random.random(rows, np.float32) for i in range(width)}
+        pq.write_table(pa.table({**columns, **values}), folder / f"{name}.parquet")
+    (folder / "tables.toml").write_text(_SHOP)
+
+
+_SHOP = """
+[[tables]]
+name = "user"
+file = "user.csv"
+key = "id"
+label = "kind"
+split = "part"
+
+[[tables]]
+name = "item"
+file = "item.parquet"
+key = "id"
+
+[[tables]]
+name = "purchase"
+file = "purchase.parquet"
+foreign_keys = { user = "user", item = "item" }
+"""
 
 
 def learned(folder: Path) -> dict[str, Any]:
@@ -442,6 +487,7 @@ def jobs(made: Path) -> list[Job]:
     learn = ["--epochs", "2", "--hidden", "4", "--checkpoint", "ckpt", "--quiet"]
     vectors = ["--dim", "8", "--epochs", "2", "--negatives", "8", "--chunk", "10", "--batch", "50", "--quiet"]
     same, little = ["--fanouts", "3,3", "--batch-size", "20"], ["--memory", MEMORY, "--quiet"]
+    few = ["--fanouts", "3,3", "--batch-size", "10"]
     return [
         Job("import", copies("source"), ["import", "arrays:source", "g.oc", "--quiet"], files_of("g.oc")),
         Job("prepare", copies("g.oc"), ["prepare", "g.oc", "g.run", *same, "--epochs", "1", *little],
@@ -454,6 +500,17 @@ def jobs(made: Path) -> list[Job]:
         Job("train", copies("g.oc"), ["train", "g.oc", "--memory", MEMORY, *same, *learn], learned),
         Job("infer", copies("g.oc", "ckpt"),
             ["infer", "g.oc", "--checkpoint", "ckpt", "--out", "out.npy", "--quiet"], files_of("out.npy")),
+        Job("train refreshed", copies("g.oc"),
+            ["train", "g.oc", "--refresh", "--sample-epochs", "1", "--memory", "2MiB", *same, *learn], learned),
+        Job("import tables", copies("shop"), ["import", "tables:shop", "typed.oc", "--quiet"], files_of("typed.oc"),
+            spared=["thread"]),
+        Job("prepare typed", copies("typed.oc"),
+            ["prepare", "typed.oc", "typed.run", *few, "--epochs", "1", "--memory", OF_TYPES, "--quiet"],
+            files_of("typed.oc", "typed.run")),
+        Job("train typed", copies("typed.oc"),
+            ["train", "typed.oc", "--model", "rgcn", *few, "--memory", OF_TYPES, *learn], learned),
+        Job("infer typed", copies("typed.oc", "typed.ckpt"),
+            ["infer", "typed.oc", "--checkpoint", "typed.ckpt", "--out", "out.npy", "--quiet"], files_of("out.npy")),
         Job("import triples", copies("triples"), ["import", "triples:triples", "t.kg", "--quiet"], files_of("t.kg"),
             spared=["thread"]),
         Job("embed prepare", copies("t.kg"), ["embed", "prepare", "t.kg", "t.emb", "--partitions", "4", *little],

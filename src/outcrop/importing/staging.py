@@ -72,7 +72,7 @@ class StoredSource:
             copy = work / next(iter(files)) if folder.uri != without_keys(self.uri) else work
             with renaming(str(work), folder.uri):
                 yield copy
-            shutil.rmtree(work)
+            manifests.remove(work)
 
     def _listed(self) -> tuple[RemoteFolder, dict[str, FileState]]:
         """Returns the folder, that of a file included, and its files."""

@@ -247,7 +247,7 @@ class PackTask:
         kept = {spec.file for name, spec in specs.items() if name not in copied.elsewhere}
         for path in folder.iterdir():  # lists of ids, the journal, pieces, parts of others
             if path.name not in kept:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                manifests.remove(path)
         version = version_of(placement.manifest.version == 3, placement.num_parts)
         manifest = Manifest(FORMAT, version, specs, attributes_of(placement.num_parts), *self._made)
         manifests.write(folder, manifest)
@@ -382,7 +382,7 @@ def _clear(folder: Path) -> None:
     """Removes what other work left: its bytes would stay where this work writes none, in the padding."""
     (folder / _JOURNAL).unlink(missing_ok=True)  # first: killed here, it is as if nothing were there
     for path in folder.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        manifests.remove(path)
 
 
 def _zeros_crc(count: int) -> int:

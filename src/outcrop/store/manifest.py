@@ -341,6 +341,21 @@ def versions_of(final: Path) -> tuple[Path, Path, Path]:
     return final, partial_folder(final), _replaced_folder(final)
 
 
+def remove(path: Path) -> None:
+    """Removes a file, or a folder with all below it.
+
+    Raises:
+        IoError: It names ``path``; the system names what lies below a folder without its place.
+    """
+    try:
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    except OSError as error:
+        what = error.strerror or error
+        raise IoError(
+            error.errno or 0, f"{path} cannot be removed: {what}; remove it, or allow it"
+        ) from error
+
+
 def remove_leftovers(final: Path) -> None:
     """Removes what killed calls have left beside ``final``, which is whole: they were to make or to replace it."""
     for left in versions_of(final)[1:]:
@@ -350,7 +365,7 @@ def remove_leftovers(final: Path) -> None:
 def remove_headless(folder: Path) -> None:
     """Removes a stage or layer whose manifest is gone: it is worth nothing, and would be in the way."""
     if folder.is_dir() and not exists(folder) and all(file.suffix == ".bin" for file in folder.iterdir()):
-        shutil.rmtree(folder)
+        remove(folder)
 
 
 def check_destination(final: Path) -> None:
@@ -401,10 +416,7 @@ def publishing(final: Path, *, resume: bool = False) -> Iterator[Path]:
 
 def _empty(folder: Path) -> None:
     for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        remove(path)
 
 
 def _replace(final: Path, work: Path) -> None:

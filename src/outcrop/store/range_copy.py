@@ -74,7 +74,7 @@ class RangeCopy:
         lines = self._journal.read_text().splitlines() if self._journal.is_file() else []
         if not lines or parsed(lines[0]) != head:
             for path in work.iterdir():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                manifests.remove(path)
             self._journal.write_text(json.dumps(head) + "\n")
         for path in work.rglob(
             "*"

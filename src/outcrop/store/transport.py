@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -149,7 +148,7 @@ def _fetch_run(
         _require_replaceable(folder, out, there, overwrite)
         for name in STAGES:
             if name not in there and manifests.exists(out / name):  # of another run
-                shutil.rmtree(out / name)
+                manifests.remove(out / name)
         manifests.write_atomic(out / RUN_FILE, (json.dumps(raw, indent=1, sort_keys=True) + "\n").encode())
         for name in there:
             _Fetch(folder.within(name), out / name, progress, report, request.parts).artifact(overwrite)
@@ -280,7 +279,7 @@ class _Fetch:
             manifests.sync_folder(self._out)
             if all((self._out / name).exists() for name in read_elsewhere(self._out).files):
                 (self._out / ELSEWHERE).unlink(missing_ok=True)
-            shutil.rmtree(work)
+            manifests.remove(work)
         self._report.files += len(files)
 
     def _check_size(self, spec: ArraySpec) -> None:

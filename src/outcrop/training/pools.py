@@ -26,7 +26,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -333,7 +332,7 @@ class Pools:
         for found in self._folder.iterdir() if self._folder.is_dir() else ():
             match = _POOL_NAME.fullmatch(found.name)
             if match and int(match[1]) not in kept:
-                shutil.rmtree(found)
+                manifests.remove(found)
 
     def session(
         self, split: str, epoch: int, runtime: Runtime, device: DeviceConfig

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from outcrop.errors import ChecksumError, FormatError
+from outcrop.errors import ChecksumError, FormatError, IoError
 from outcrop.store import manifest as manifests
 from outcrop.store.manifest import Manifest
 
@@ -73,3 +75,29 @@ def test_the_checksum_is_that_of_the_rest_and_no_part_of_the_digest(tmp_path: Pa
     (tmp_path / "manifest.json").write_text(json.dumps({**told, "sha256": checksum}))
     with pytest.raises(ChecksumError, match=r"manifest\.json says other than was written"):
         manifests.read_any(tmp_path)
+
+
+def test_files_and_folders_are_removed_and_links_alone(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").write_text("x")
+    (tmp_path / "folder" / "below").mkdir(parents=True)
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to(kept)
+    for name in ("folder", "file", "link"):
+        manifests.remove(tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept"]
+    assert (kept / "file").read_text() == "x"
+
+
+def test_what_cannot_be_removed_is_named_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system names what is below a folder by its own name alone."""
+
+    def refused(path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", "plan")
+
+    monkeypatch.setattr(shutil, "rmtree", refused)
+    with pytest.raises(IoError, match=rf"{tmp_path} cannot be removed: Read-only file system"):
+        manifests.remove(tmp_path)

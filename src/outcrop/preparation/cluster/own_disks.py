@@ -15,7 +15,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -313,7 +312,7 @@ def publish(run: Path, stage: str, manifest: bytes, sent: Sequence[str]) -> None
         manifests.write_atomic(folder / manifests.MANIFEST, manifest)  # from now on parts need no note
         for path in folder.iterdir():
             if path.name not in {manifests.MANIFEST, *whole}:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                manifests.remove(path)
 
 
 def _key_of(packed: Manifest) -> str:

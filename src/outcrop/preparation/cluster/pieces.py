@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -277,7 +276,7 @@ def remove_pieces(folder: Path) -> None:
     if pieces.is_dir():
         (pieces / _KEY).unlink(missing_ok=True)
         manifests.sync_folder(pieces)
-        shutil.rmtree(pieces)
+        manifests.remove(pieces)
 
 
 def _opened(folder: Path, key: str, rows: tuple[RowsToPack, ...]) -> PieceSet | None:
