@@ -7,11 +7,11 @@ which other work on the machine and the disk's rate move less than the clock; th
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -23,6 +23,7 @@ from outcrop.api.train import train
 from outcrop.bench.epoch import Log, Setting, ensure_graph, plain
 from outcrop.config import Limits, ModelConfig, SampleConfig, TrainConfig, as_fanouts
 from outcrop.runtime.observer import Observer
+from outcrop.store import manifest as manifests
 
 _CHECKED, _UNCHECKED = "checked", "unchecked"
 
@@ -91,11 +92,11 @@ def without_checks(graph: Path, out: Path) -> Path:
     """Makes ``out``, the same graph (hard links to its files) as one that was imported without checksums of pages."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
-    manifest = json.loads((graph / "manifest.json").read_text())
-    manifest["arrays"] = {n: spec for n, spec in manifest["arrays"].items() if not n.endswith("_page_crc")}
-    for spec in manifest["arrays"].values():
-        os.link(graph / spec["file"], out / spec["file"])
-    (out / "manifest.json").write_text(json.dumps(manifest))
+    manifest = manifests.read_any(graph)
+    arrays = {name: spec for name, spec in manifest.arrays.items() if not name.endswith(manifests.PAGE_SUMS)}
+    for spec in arrays.values():
+        os.link(graph / spec.file, out / spec.file)
+    manifests.write(out, replace(manifest, arrays=arrays))
     return out
 
 
