@@ -76,9 +76,9 @@ _VECTORS = "--dim 8 --negatives 8 --chunk 10 --batch 50 --quiet"
 MADE = (
     "generate few.oc --nodes 400 --edges 3000 --features 100 --classes 5 --dtype int8 --scale row"
     " --train-fraction 0.2 --valid-fraction 0.1 --test-fraction 0.1 --quiet",
-    "generate typed.oc --kind typed --nodes 600 --edges 4000 --features 20 --edge-features 4"
+    "generate papers.oc --kind typed --nodes 600 --edges 4000 --features 20 --edge-features 4"
     " --train-fraction 0.2 --valid-fraction 0.1 --test-fraction 0.1 --quiet",
-    f"prepare typed.oc typed.run {_DRAW} --epochs 1 --memory 3MiB --edge-rows --quiet",
+    f"prepare papers.oc papers.run {_DRAW} --epochs 1 --memory 3MiB --edge-rows --quiet",
     f"prepare g.oc shared.run {_DRAW} --epochs 1 --layout heuristic --disk-space 1000KiB {_LITTLE}",
 )
 USES: dict[str, tuple[Use, ...]] = {
@@ -94,10 +94,10 @@ USES: dict[str, tuple[Use, ...]] = {
         _use(f"train few.oc --mode online --disk-space 0 --memory 700KiB {_DRAW} {_LEARN}", makes="new"),
         _use(f"prepare few.oc new {_DRAW} --epochs 1 {_LITTLE}", makes="new"),
     ),
-    "typed.oc": (
-        _use(f"train typed.oc --mode memory {_DRAW} {_TYPED} {_LEARN}", makes="new"),
-        _use(f"train typed.oc --mode online --memory 3MiB {_DRAW} {_TYPED} {_LEARN}", makes="new"),
-        _use(f"prepare typed.oc new {_DRAW} --epochs 1 --memory 3MiB --quiet", makes="new"),
+    "papers.oc": (
+        _use(f"train papers.oc --mode memory {_DRAW} {_TYPED} {_LEARN}", makes="new"),
+        _use(f"train papers.oc --mode online --memory 3MiB {_DRAW} {_TYPED} {_LEARN}", makes="new"),
+        _use(f"prepare papers.oc new {_DRAW} --epochs 1 --memory 3MiB --quiet", makes="new"),
     ),
     "g.run": (
         _use(f"train g.oc --run g.run {_LEARN}", "g.oc", "new"),
@@ -106,7 +106,7 @@ USES: dict[str, tuple[Use, ...]] = {
         _use(f"prepare g.oc g.run {_DRAW} --epochs 1 {_LITTLE}", "g.oc", "g.run"),
     ),
     "shared.run": (_use(f"train g.oc --run shared.run {_LEARN}", "g.oc", "new"),),
-    "typed.run": (_use(f"train typed.oc --run typed.run {_TYPED} {_LEARN}", "typed.oc", "new"),),
+    "papers.run": (_use(f"train papers.oc --run papers.run {_TYPED} {_LEARN}", "papers.oc", "new"),),
     "ckpt": (
         _use("infer g.oc --checkpoint ckpt --out out.npy --quiet", "g.oc", "out.npy"),
         _use(f"train g.oc --mode memory {_DRAW} --epochs 2 --hidden 4 --checkpoint ckpt --quiet", "g.oc", "ckpt"),

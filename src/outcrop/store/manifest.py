@@ -108,8 +108,17 @@ def _checksum_of(told: dict[str, Any]) -> str:
 
 
 def _require_as_written(place: str, raw: dict[str, Any]) -> None:
-    """Takes the checksum out of what a manifest says, and compares it; those of earlier versions have none."""
+    """Takes the checksum out of what a manifest says, and compares it; those of earlier versions have none.
+
+    Raises:
+        FormatError: There is a field that no version has written: of the checksum, perhaps, the name was damaged.
+        ChecksumError: It says other than was written.
+    """
     written = raw.pop(_CHECKSUM, None)
+    if strange := sorted(raw.keys() - Manifest.__dataclass_fields__.keys()):
+        raise FormatError(
+            f"{place} has a field {strange[0]!r}, which is unknown: it was made by a newer Outcrop, or damaged"
+        )
     if written is not None and written != _checksum_of(raw):
         raise ChecksumError(
             f"{place} says other than was written: the file was damaged, or changed by hand; make the artifact again"

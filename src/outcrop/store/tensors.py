@@ -1,7 +1,7 @@
 """Safetensors files with a header that says what they are: replaced atomically, checked when read. No pickle.
 
-Header entry ``outcrop``: JSON with format, version, the SHA-256 of all tensors and of the rest of this JSON, and what
-whoever writes has to say.
+Header entry ``outcrop``: JSON with format, version, the SHA-256 of all tensors, and what whoever writes has to say. It
+begins with ``header_sha256``, the SHA-256 of the rest of this JSON; in files of earlier versions it does not.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,10 @@ from outcrop.runtime.parsing import parse_json
 from outcrop.store import identity
 from outcrop.store.manifest import sync_folder, write_atomic
 
-_OF_HEADER = "header_sha256"
+_CHECKSUM = "header_sha256"
+_SEALED = re.compile(
+    rf'\{{"(.{{{len(_CHECKSUM)}}})": "([^"]{{64}})", '
+)  # how a header with a checksum begins
 AGAIN = "train again, or point to another checkpoint folder"
 
 State = dict[str, torch.Tensor]
@@ -33,9 +37,10 @@ def write_tensors(path: Path, format: str, version: int, tensors: State, meta: d
     """Replaces ``path`` atomically by a safetensors file whose header says what it is; ``meta`` must be JSON."""
     tensors = {name: value.detach().to("cpu").contiguous().clone() for name, value in tensors.items()}
     header = {"format": format, "version": version, "sha256": _digest(tensors), **meta}
-    header[_OF_HEADER] = _digest_of_header(header)
+    text = json.dumps(header, sort_keys=True)
+    sealed = f'{{"{_CHECKSUM}": "{_digest_of_header(text)}", {text[1:]}'
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, save(tensors, {"outcrop": json.dumps(header, sort_keys=True)}))
+    write_atomic(path, save(tensors, {"outcrop": sealed}))
     sync_folder(path.parent)
 
 
@@ -62,11 +67,6 @@ def read_tensors(
     if header.get("sha256") != _digest(tensors):
         raise ChecksumError(
             f"{path}: its tensors differ from those that were written, the file was damaged: {AGAIN}"
-        )
-    of_header = header.pop(_OF_HEADER, None)  # files of earlier versions have none
-    if of_header is not None and of_header != _digest_of_header(header):
-        raise ChecksumError(
-            f"{path}: what its header says differs from what was written, the file was damaged: {AGAIN}"
         )
     return tensors, header
 
@@ -120,9 +120,9 @@ def _open(path: Path) -> tuple[State, dict[str, Any]]:
         raise FormatError(f"{path} is missing: train with a checkpoint folder first")
     try:
         with open_tensors(path) as file:
-            header = parse_json((file.metadata() or {}).get("outcrop", "{}"))
+            header = _header_of(path, (file.metadata() or {}).get("outcrop", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    except IoError:
+    except (IoError, ChecksumError):
         raise
     except (SafetensorError, OSError, ValueError) as error:
         raise FormatError(f"{path} is truncated, damaged or no safetensors file ({error}): {AGAIN}") from None
@@ -131,9 +131,21 @@ def _open(path: Path) -> tuple[State, dict[str, Any]]:
     return tensors, header
 
 
-def _digest_of_header(header: dict[str, Any]) -> str:
-    header = json.loads(json.dumps(header))  # as whoever reads it has it: keys are text
-    return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
+def _header_of(path: Path, text: str) -> Any:
+    """Reads what a header says, and compares it with its checksum where it has one."""
+    sealed = _SEALED.match(text)
+    if sealed is None:
+        return parse_json(text)
+    text = "{" + text[sealed.end() :]
+    if sealed[1] != _CHECKSUM or sealed[2] != _digest_of_header(text):
+        raise ChecksumError(
+            f"{path}: what its header says differs from what was written, the file was damaged: {AGAIN}"
+        )
+    return parse_json(text)
+
+
+def _digest_of_header(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _digest(tensors: State) -> str:

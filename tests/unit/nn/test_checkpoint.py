@@ -236,22 +236,16 @@ def rewrite(path, change):
 def test_every_character_of_the_header_counts(folder):
     """A history or a count of updates that is another is damage, though it could be that of another training."""
     path, whole = folder / LAST, (folder / LAST).read_bytes()
-    size, meta = int.from_bytes(whole[:8], "little"), checkpoints.read(path).meta
-    first, name = whole.index(b"outcrop"), whole.index(b"header_sha256")
-    for at in range(first, 8 + size, 29):
-        if name <= at < name + len(b"header_sha256"):
-            continue  # without this name it is a header of an earlier version, which has no checksum
+    size, first = int.from_bytes(whole[:8], "little"), whole.index(b"outcrop")
+    seal = whole.index(b"header_sha256")
+    for at in {*range(first, 8 + size, 29), *range(seal - 4, seal + 20)}:
         damaged = bytearray(whole)
         damaged[at] ^= 1
         path.write_bytes(damaged)
-        try:
-            found = checkpoints.read(path).meta
-        except OutcropError as error:
-            assert "last.safetensors" in str(error)  # noqa: PT017
-        else:
-            assert found == meta  # the 17th digit of a number may say nothing
+        with pytest.raises(OutcropError, match=r"last\.safetensors"):
+            checkpoints.read(path)
     path.write_bytes(whole)
-    assert checkpoints.read(path).meta == meta
+    checkpoints.read(path)
 
 
 @pytest.mark.parametrize(

@@ -46,13 +46,12 @@ GIVEN = Manifest(
 
 
 def test_every_character_of_a_manifest_counts(tmp_path: Path) -> None:
-    """But for white space, and the name of the checksum itself: without it a manifest is one of earlier versions."""
+    """But for white space."""
     manifests.write(tmp_path, GIVEN)
     path, whole = tmp_path / "manifest.json", (tmp_path / "manifest.json").read_bytes()
     assert manifests.read(tmp_path, "outcrop.some", 1) == GIVEN
-    name = whole.index(b'"sha256"')
     for at in range(len(whole)):
-        if chr(whole[at]).isspace() or name < at < name + 7:
+        if chr(whole[at]).isspace():
             continue
         damaged = bytearray(whole)
         damaged[at] ^= 1
