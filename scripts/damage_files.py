@@ -286,7 +286,7 @@ class Search:
             unread = {name for name, data in damaged.items() if self._contents(case, mutation)[name] == data}
             found, want = self._found(case, use), self._want[use]
             if mutation.how == "extend":  # what was added may stay there, behind what is right
-                unread |= {name for name in damaged if found.get(name, b"").startswith(want.get(name, b"-"))}
+                unread |= {name for name in damaged if _begins_with(found.get(name), want.get(name))}
             made = not set(differences(found, want)) - unread
         job = fail_calls.Job("", lambda _: None, use.arguments, lambda _: {})
         if wrong := fail_calls.wrong_of(ended, made, job):
@@ -330,6 +330,10 @@ class Search:
 
     def _found(self, case: Path, use: Use) -> dict[str, Any]:
         return fail_calls.files_below(case, use.makes)
+
+
+def _begins_with(found: Any, want: Any) -> bool:
+    return isinstance(found, bytes) and isinstance(want, bytes) and found.startswith(want)
 
 
 def _beyond_data(before: bytes | None, damaged: bytes | None) -> bool:
