@@ -195,12 +195,13 @@ void PagedBatch::begin_lists(Stage stage) {
   stage_ = stage;
   list_ = 0;
   open_ = false;
-  const bool uniform = options_.kind == SamplerKind::neighbor || options_.kind == SamplerKind::shadow;
-  if (stage != Stage::neighbours || !uniform) return;
-  size_t kept = 0;  // known before it is read
+  if (stage == Stage::induced) return;
+  size_t kept = 0;  // known before it is read; of LABOR what is expected
   for (const HopPart& part : parts_)
     for (size_t i = part.first; i < part.end; ++i)
       kept += static_cast<size_t>(UniformDraw::count(range(i).degree, part.fanout, options_.replace));
+  if (stage == Stage::weights) return chosen_.reserve(kept);
+  if (options_.kind == SamplerKind::labor) return batch_.reserve_kept(kept + kept / 16);
   check_memory(kept);
   batch_.reserve_kept(kept);
 }

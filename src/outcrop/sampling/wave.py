@@ -21,47 +21,69 @@ def most_seeds(config: SampleConfig, graph: Graph) -> int:
     return min(config.batch_size * ends, graph.seed_type.num_nodes)
 
 
-def _worst_case_bytes(config: SampleConfig, graph: Graph, on_disk: bool = False) -> tuple[int, int]:
-    """Counts the most bytes that a batch can need while it is sampled (core/sampling/batch_builder.cpp, check_memory).
-
-    Of samplers whose batches depend on the graph, what they need unless it is unusual: twice the edges that are
-    expected of LABOR, and for an induced subgraph eight times the mean degree per node.
-
-    Returns:
-        While its nodes are entered; while it waits for its lists, or drawn for those before it (core/sampling/wave.h).
-        Twice the same where the sampler does not say before it reads how much it will keep.
-    """
-    seeds = frontier = most_seeds(config, graph)
-    slack, edges, last, by_type = 2 if config.sampler == "labor" else 1, 0, 0, 0
+def _most_reached(config: SampleConfig, graph: Graph, seeds: int, slack: int = 1) -> tuple[int, int, int]:
+    """Counts the most nodes and edges of a batch (:func:`outcrop.sampling.typed.most_reached`)."""
     if graph.is_typed:
         fanouts, seed_type = every_fanout(config, graph), graph.seed_type.number
-        nodes, edges, last = most_reached(fanouts, graph.edge_types, seeds, seed_type, slack)
-        by_type = 8 * len(graph.edge_types) * (nodes - last + 2) + 8 * nodes
-        by_type += edges * (20 if graph.has_edge_rows or config.edge_ids else 4)
-    else:
-        for fanout in config.fanouts:
-            last = graph.num_edges if fanout == -1 else min(frontier * fanout * slack, graph.num_edges)
-            edges += last
-            frontier = min(last, graph.num_nodes)
-        nodes = min(seeds + edges - last, graph.num_nodes) + last  # in the last hop, repeats included
+        return most_reached(fanouts, graph.edge_types, seeds, seed_type, slack)
+    frontier, edges, last = seeds, 0, 0
+    for fanout in config.fanouts:
+        last = graph.num_edges if fanout == -1 else min(frontier * fanout * slack, graph.num_edges)
+        edges += last
+        frontier = min(last, graph.num_nodes)
+    return min(seeds + edges - last, graph.num_nodes) + last, edges, last
+
+
+def _bytes_by_type(
+    config: SampleConfig, graph: Graph, nodes: int, edges: int, last: int, reached: int
+) -> int:
+    """Counts what several types of edges, positions and weights of edges take in a batch."""
+    found = 0
+    if graph.is_typed:
+        found = 8 * len(graph.edge_types) * (nodes - last + 2) + 8 * nodes
+        found += edges * (20 if graph.has_edge_rows or config.edge_ids else 4)
+    elif graph.has_edge_rows or config.edge_weights or config.edge_ids:
+        found = 8 * edges  # where they lie
+        if config.edge_weights:
+            found += 4 * edges + 16 * reached
+    if wants_distinct_edges(config, graph):
+        found += 12 * edges  # each once, and which of them an edge is
+    return found
+
+
+def _entered_bytes(config: SampleConfig, graph: Graph, on_disk: bool) -> int:
+    """Counts the most bytes that a batch can need while its nodes are entered (core/sampling/batch_builder.cpp,
+    check_memory).
+
+    Of samplers whose batches depend on the graph, what they need unless it is unusual: twice the edges of each hop that
+    are expected of LABOR, and for an induced subgraph eight times the mean degree per node.
+    """
+    seeds = most_seeds(config, graph)
+    nodes, edges, last = _most_reached(config, graph, seeds, 2 if config.sampler == "labor" else 1)
     reached = min(seeds + edges, graph.num_nodes)
     if config.sampler == "shadow":
         edges = max(edges, min(graph.num_edges, 8 * reached * max(graph.num_edges // graph.num_nodes, 1)))
-    if (graph.has_edge_rows or config.edge_weights or config.edge_ids) and not graph.is_typed:
-        by_type = 8 * edges  # where they lie
-        if config.edge_weights:
-            by_type += 4 * edges + 16 * reached
-    if wants_distinct_edges(config, graph):
-        by_type += 12 * edges  # each once, and which of them an edge is
     extra = 0 if config.sampler == "neighbor" else 8 * last
     if on_disk:  # what was read, and where the lists lie
         extra = 16 * last + 16 * reached
     table = 12 * (1 << (max(2 * nodes, 64) - 1).bit_length())
-    entered = 12 * nodes + table // 2 * 3 + 4 * edges + 20 * last + extra + by_type + _MIB
+    by_type = _bytes_by_type(config, graph, nodes, edges, last, reached)
+    return 12 * nodes + table // 2 * 3 + 4 * edges + 20 * last + extra + by_type + _MIB
+
+
+def _waiting_bytes(config: SampleConfig, graph: Graph) -> int:
+    """Counts the bytes of a batch while it waits for its lists, or drawn for those before it (core/sampling/wave.h):
+    the most, or of LABOR twice what is expected of it, which of several that wait is more than they have together.
+    """
+    seeds = most_seeds(config, graph)
+    nodes, edges, last = _most_reached(config, graph, seeds)
     expanded = nodes - last  # 8 each for the id, rowptr while it grows, and both ends of the list
     kept = 8 * last  # neighbours before they are entered, which makes nodes and edges of them
-    waiting = 24 * expanded + max(4 * (edges - last) + kept, 8 * last + 4 * edges) + by_type + _SLACK
-    return entered, waiting if config.sampler == "neighbor" else 2 * entered
+    found = 24 * expanded + max(4 * (edges - last) + kept, 8 * last + 4 * edges)
+    if config.sampler == "weighted":
+        found += 8 * last + 8 * expanded  # places that were chosen, and where those of a list end
+    found += _bytes_by_type(config, graph, nodes, edges, last, min(seeds + edges, graph.num_nodes))
+    return (2 if config.sampler == "labor" else 1) * found + _SLACK
 
 
 class Wave:
@@ -80,7 +102,9 @@ class Wave:
         on_disk: bool = False,
         at_once: int | None = None,
     ):
-        worst, self._waiting_bytes = _worst_case_bytes(config, graph, on_disk)
+        worst = _entered_bytes(config, graph, on_disk)
+        # An induced subgraph is entered while its lists are read, and grows meanwhile.
+        self._waiting_bytes = 2 * worst if config.sampler == "shadow" else _waiting_bytes(config, graph)
         threads = runtime.workers.threads
         self._runtime = runtime
         self._shared = _SLACK // 8 * 7 if config.sampler == "neighbor" else 0  # of the slack, where many wait

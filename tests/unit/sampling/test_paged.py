@@ -225,15 +225,23 @@ def test_in_many_rounds_too_a_page_is_read_once(tmp_path, make_runtime):
 
 
 @pytest.mark.exact_io
-def test_in_little_memory_many_batches_wait_for_their_lists_together(tmp_path, make_runtime):
-    """Where the budget has room to enter the nodes of one batch of 40 at a time; reading for one costs 34x."""
-    edges = np.random.default_rng(0).integers(0, 300_000, (2, 1_500_000))
+@pytest.mark.parametrize(
+    ("sampler", "memory", "most"),
+    [("neighbor", "16MiB", 4.1), ("labor", "28MiB", 8.0), ("weighted", "20MiB", 6.1)],
+)
+def test_in_little_memory_many_batches_wait_for_their_lists_together(
+    tmp_path, make_runtime, sampler, memory, most
+):
+    """Where the budget has room to enter the nodes of one batch of 40 at a time; reading for one costs 30x to 47x."""
+    rng = np.random.default_rng(0)
+    edges = rng.integers(0, 300_000, (2, 1_500_000))
+    columns = {"edge_weight": rng.random(1_500_000, np.float32)} if sampler == "weighted" else {}
     graph = write_graph(
-        tmp_path / "g", edges, 300_000, make_runtime(), splits={"train": np.arange(0, 300_000, 15)}
+        tmp_path / "g", edges, 300_000, make_runtime(), splits={"train": np.arange(0, 300_000, 15)}, **columns
     )
-    config = SampleConfig(fanouts=(5, 5), batch_size=500, splits=("train",))
+    config = SampleConfig(fanouts=(5, 5), batch_size=500, splits=("train",), sampler=sampler)
     read = {}
-    for memory, placement in (("16MiB", "paged"), (None, "memory")):
+    for memory, placement in ((memory, "paged"), (None, "memory")):
         runtime = make_runtime(memory, threads=2)
         sample(graph, config, tmp_path / placement, runtime, BatchOrigin(placement))
         read[placement] = runtime.io.counters.read_bytes
@@ -241,7 +249,7 @@ def test_in_little_memory_many_batches_wait_for_their_lists_together(tmp_path, m
     assert len(list((tmp_path / "paged").iterdir())) > 1
     for path in (tmp_path / "paged").iterdir():
         assert path.read_bytes() == (tmp_path / "memory" / path.name).read_bytes()
-    assert read["paged"] < 4.1 * read["memory"]
+    assert read["paged"] < most * read["memory"]
 
 
 @pytest.mark.exact_io
