@@ -33,7 +33,7 @@ torture: ## the suite again: pread backend, tiny requests and budgets, random sh
 	@scripts/setup.sh test
 	@scripts/torture.sh $(ARGS)
 
-soak: ## long searches whole, an hour of random disturbed sequences of commands, every call of commands on their files and for large memory failing, kills at each of them, 20,000 damaged files, every request of theirs to io_uring failing, signals at lines of Python, the power going at every flush, 200 kills of what several processes work for, and GPU tests on the fake GPU in the orders of 1000 seeds: hours; the latter go on where they were stopped
+soak: ## long searches whole, an hour of random disturbed sequences of commands, every call of commands on their files and for large memory failing, kills at each of them, 20,000 damaged files, a billion rows compared, every request of theirs to io_uring failing, signals at lines of Python, the power going at every flush, 200 kills of what several processes work for, and GPU tests on the fake GPU in the orders of 1000 seeds: hours; the latter go on where they were stopped
 	@scripts/setup.sh test
 	@scripts/py-tests.sh soak -m "soak and not gpu" --timeout 7200
 	@scripts/setup.sh fuzz
@@ -42,6 +42,7 @@ soak: ## long searches whole, an hour of random disturbed sequences of commands,
 	@$(VENV)/bin/python scripts/fail_calls.py
 	@$(VENV)/bin/python scripts/fail_calls.py --kill
 	@$(VENV)/bin/python scripts/damage_files.py
+	@$(VENV)/bin/python scripts/compare_rows.py
 	@$(VENV)/bin/python scripts/fail_rings.py
 	@$(VENV)/bin/python scripts/signal_lines.py
 	@$(VENV)/bin/python scripts/power_cuts.py
@@ -70,7 +71,7 @@ sanitize-python: ## Python tests with an extension that was built with these san
 	scripts/sanitized-python.sh tsan $(ARGS) || status=1; \
 	exit $$status
 
-stress: ## ten minutes of random sequences of commands, disturbed: the same sequences each time
+stress: ## a hundred random sequences of commands, disturbed: the same each time; five minutes
 	@scripts/setup.sh test
 	@scripts/stress.sh $(ARGS)
 

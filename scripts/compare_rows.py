@@ -6,8 +6,9 @@
 Graphs have the same skewed edges and features of several kinds: narrow rows, several to a page; rows that cross pages;
 values in a byte; rows that are mostly zeros, stored sparse. For each kind and each mode, batches are loaded until the
 mode has had its share of the rows, within a memory budget that holds a part of the features; modes that need a run
-prepare one. NumPy holds the features meanwhile, ``features[n_id]`` is wanted, and batches must have the same nodes in
-all modes that draw the same. Ends with status 1 where a row differs.
+prepare one, and all that read themselves must have read from the disk. NumPy holds the features meanwhile,
+``features[n_id]`` is wanted, and batches must have the same nodes in all modes that draw the same. Ends with status 1
+where a row differs.
 """
 
 from __future__ import annotations
@@ -37,11 +38,12 @@ from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import open_graph
 from quantised_reference import dequantised
 
-NODES, EDGES, TRAIN = 400_000, 6_000_000, 0.1
+NODES, EDGES, TRAIN = 1_600_000, 12_000_000, 0.025
 SAMPLING = oc.SampleConfig(fanouts=(10, 10), batch_size=512)
 EPOCHS = 2  # of a run; then the next seed
 MODES = ("memory", "packed", "online", "ondisk", "memmap", "dynamic", "belady", "partition")
 OTHER_BATCHES = ("partition",)  # draws of what is in memory
+IN_MEMORY = ("memory", "memmap")  # read by nobody, and by the system
 QUIET = oc.Observer(progress=False)
 
 
@@ -82,6 +84,7 @@ class Compared:
     """Says what came of one mode on one kind of features: rows and bytes that were compared, rows that differed."""
 
     rows: int = 0
+    read: int = 0  # bytes, from the disk
     bytes: int = 0
     wrong: int = 0
     batches: dict[tuple[int, int], str] = field(default_factory=dict)  # digests of nodes, by seed and epoch
@@ -143,7 +146,10 @@ class Comparison:
                 overwrite=True,
             )
             for mode in left:
+                before = self.found[mode].rows
                 self._load(mode, seed, sampling, run)
+                if self.found[mode].rows == before:
+                    raise SystemExit(f"mode {mode} delivers no batch")
 
     def _load(self, mode: str, seed: int, sampling: oc.SampleConfig, run: Path) -> None:
         found = self.found[mode]
@@ -162,12 +168,17 @@ class Comparison:
                         found.wrong += different_rows(x, wanted)
                         nodes.update(np.ascontiguousarray(n_id, np.int64).data)
                     found.batches[seed, epoch] = nodes.hexdigest()
+                found.read += runtime.io.counters.read_bytes
 
     def _batches(self, session: Any, epoch: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         with session.batches("train", epoch) as batches:
             for batch in batches:
                 yield np.asarray(batch.graph.n_id), batch.x.numpy()
                 del batch
+
+    def unread(self) -> list[str]:
+        """Returns the modes that have read nothing but what memory held."""
+        return [mode for mode, found in self.found.items() if mode not in IN_MEMORY and not found.read]
 
     def unlike(self) -> list[str]:
         """Returns the modes that had other batches than mode memory."""
@@ -219,6 +230,7 @@ def main() -> int:
         finally:
             shutil.rmtree(folder)
         compared[kind] = {mode: [f.rows, f.bytes, f.wrong] for mode, f in one.found.items()}
+        unlike += [f"{kind}: mode {mode} has read nothing from the disk" for mode in one.unread()]
         unlike += [f"{kind}: mode {mode} has other batches than mode memory" for mode in one.unlike()]
         noted.add({"seed": asked.seed, "compared": compared, "unlike": unlike}, again=len(compared) > 1)
         rows, wrong = (sum(counts[at] for counts in compared[kind].values()) for at in (0, 2))

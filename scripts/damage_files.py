@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import fail_calls
+import safetensors
 from add_run import RunList
 from fail_calls import Ended, differences
 
@@ -37,7 +38,7 @@ PAGE, BURST, EVERY = 4096, 64, 200  # bytes, bytes, mutations between two notes
 UNREAD = (
     "history",
     *fail_calls.TIMED,
-)  # say when a command ran, and what was asked: nothing follows from them
+)  # say when a command ran, and what was asked; no checksum knows them
 MAY_LACK = (
     "last.safetensors",
     "checkpoint.safetensors",
@@ -291,8 +292,9 @@ class Search:
         job = fail_calls.Job("", lambda _: None, use.arguments, lambda _: {})
         if wrong := fail_calls.wrong_of(ended, made, job):
             return wrong
+        said = " ".join(ended.said.split()).partition("error:")[2]
         named = ended.status == 0 or any(
-            part in ended.said for part in (mutation.artifact, Path(mutation.file).name)
+            part in said for part in (mutation.artifact, Path(mutation.file).name)
         )
         return "" if named else "the error does not name the artifact"
 
@@ -301,12 +303,26 @@ class Search:
     ) -> bool:
         """Tells whether data are others: not the zeros behind them, nor what only says when a command ran."""
         file = Path(mutation.file)
-        if mutation.how == "field" or set(UNREAD) & set(file.parts):
+        if set(UNREAD) & set(file.parts) or (mutation.how == "remove" and file.name in MAY_LACK):
             return False
-        if file.name == "tables.bin" or (mutation.how == "remove" and file.name in MAY_LACK):
-            return False  # tables.bin has a place for each slice that the checkpoint does not name
         changed = [name for name in before if before[name] != damaged[name]]
-        return any(_beyond_data(before[name], damaged[name]) for name in changed)
+        return any(self._differs(name, before[name], damaged[name]) for name in changed)
+
+    def _differs(self, name: str, before: bytes | None, damaged: bytes | None) -> bool:
+        """Tells whether more than padding differs: of manifests what they say, of arrays what the manifest counts."""
+        file = self._made / name
+        if before is None or damaged is None:
+            return True
+        if file.name == "manifest.json":
+            return _says_other(before, damaged)
+        if file.name == "tables.bin":
+            ranges = _named_ranges(file.parent / "checkpoint.safetensors", len(before))
+            return any(damaged[begin:end] != before[begin:end] for begin, end in ranges)
+        manifest = file.parent / "manifest.json"
+        specs = json.loads(manifest.read_text())["arrays"] if manifest.is_file() else {}
+        sizes = {spec["file"]: spec["shape"][0] * spec["stride_bytes"] for spec in specs.values()}
+        data = sizes.get(file.name, len(before))
+        return damaged[:data] != before[:data]
 
     def _contents(self, case: Path, mutation: Mutation) -> dict[str, bytes | None]:
         found = dict[str, bytes | None]()
@@ -336,12 +352,26 @@ def _begins_with(found: Any, want: Any) -> bool:
     return isinstance(found, bytes) and isinstance(want, bytes) and found.startswith(want)
 
 
-def _beyond_data(before: bytes | None, damaged: bytes | None) -> bool:
-    """Tells whether more than padding differs: zeros at the end that became others, or more behind them."""
-    if before is None or damaged is None:
+def _says_other(before: bytes, damaged: bytes) -> bool:
+    """Tells whether a manifest says other than before; without its checksum alone it is one of an earlier version."""
+    was = json.loads(before)
+    try:
+        told = json.loads(damaged)
+    except ValueError:
         return True
-    data = len(before.rstrip(b"\0"))
-    return damaged[:data] != before[:data]
+    if isinstance(told, dict) and "sha256" not in told:
+        del was["sha256"]
+    return was != told
+
+
+def _named_ranges(checkpoint: Path, size: int) -> list[tuple[int, int]]:
+    """Returns where tables.bin has what the checkpoint names: one of two places of each slice."""
+    text = safetensors.safe_open(checkpoint, "numpy").metadata()["outcrop"]
+    places = json.loads(text)["table"]["places"]
+    slab = size // (2 * len(places))
+    return [
+        ((2 * i + place) * slab, (2 * i + place + 1) * slab) for i, place in enumerate(places) if place >= 0
+    ]
 
 
 def rows_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

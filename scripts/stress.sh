@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Does a fixed number of random sequences of commands, disturbed (tests/soak), the same sequences each time: ten minutes
-# of one core, in as many processes as there are cores. scripts/stress.sh [SEQUENCES]
+# Does a fixed number of random sequences of commands, disturbed (tests/soak), the same sequences each time: some ten
+# minutes of one core, in as many processes as there are cores. scripts/stress.sh [SEQUENCES]
 source "$(dirname "$0")/common.sh"
 sequences=${1:-100}
 

@@ -97,22 +97,38 @@ def test_files_are_exchanged_removed_and_fields_of_json_changed(module: ModuleTy
     assert len(found) > 40
 
 
-def test_what_verify_must_find(module: ModuleType) -> None:
-    search = module.Search(Path(), Path(), print)
+def test_what_verify_must_find(module: ModuleType, folder: Path) -> None:
+    search = module.Search(folder, folder, print)
+    spec = {"arrays": {"a": {"file": "a.bin", "shape": [3], "stride_bytes": 1}}}
+    (folder / "g.oc/manifest.json").write_text(json.dumps(spec))
 
     def found(file: str, before: bytes | None, after: bytes | None, how: str = "bit") -> bool:
         name = f"g.oc/{file}"
         return search._must_be_found(mutation(module, how, file=file), {name: before}, {name: after})
 
     assert found("a.bin", b"12\0\0", b"13\0\0")
+    assert found("a.bin", b"12\0\0", b"12\1\0")
     assert found("a.bin", b"12\0\0", b"1")
     assert found("a.bin", b"12", None, "remove")
     assert not found("a.bin", b"12\0\0", b"12\0\1")
     assert not found("a.bin", b"12\0\0", b"12\0\0more", "extend")
     assert not found("history/a.json", b"1", b"2")
-    assert not found("m.json", b"1", b"2", "field")
+    assert not found("run.json", b"1", b"2", "field")
     assert not found("last.safetensors", b"1", None, "remove")
     assert found("last.safetensors", b"1", b"2")
+
+
+def test_what_verify_must_find_of_manifests(module: ModuleType) -> None:
+    before = b'{"sha256": "ab", "x": 0.30000000000000004}'
+    for after in (
+        b'{"sha256": "ab", "x": 1}',
+        b'{"sha256": null, "x": 0.30000000000000004}',
+        b'{"sha256": "ab"}',
+        b"{",
+    ):
+        assert module._says_other(before, after)
+    for after in (b'{"sha256":"ab","x":0.30000000000000005}', b'{"x": 0.30000000000000004}'):
+        assert not module._says_other(before, after)
 
 
 def test_what_commands_must_make(module: ModuleType, folder: Path) -> None:

@@ -16,7 +16,7 @@ from support import REPOSITORY
 
 from .operations import BUILD, COMMANDS, ERRORS, KINDS, SIGNALS, Operation, draw
 from .shrink import shrunk
-from .world import damage
+from .world import State, damage
 
 # Cuts what infer has written by a byte, where a run lies in the folder: alone it has none.
 PLANTED = """
@@ -32,6 +32,18 @@ def test_a_seed_draws_the_same_sequence() -> None:
     assert draw("a", 40) == draw("a", 40)
     assert draw("a", 40) != draw("b", 40)
     assert draw("a", 40)[:20] == draw("a", 20)
+
+
+def test_which_damage_must_be_found() -> None:
+    def found(**damaged: str) -> bool:
+        return State(damaged={name.replace("_", "/"): held for name, held in damaged.items()}).must_be_found
+
+    assert found(**{"manifest.json": "x"})
+    assert found(**{"best.safetensors": ""})
+    assert found(**{"last.safetensors": "x"})
+    assert not found(**{"last.safetensors": ""})
+    assert not found(**{"run.json": "x", "tables_tables.bin": "x"})
+    assert found(**{"run.json": "x", "indices.bin": "x"})
 
 
 def test_sequences_have_all_that_there_is() -> None:

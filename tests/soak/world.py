@@ -300,9 +300,11 @@ class World:
         if not command.writes:
             if status == 0 and name.startswith("verify") and self._states[command.arguments[1]].must_be_found:
                 return f"{operation}: finds no damage"
+            # Else it tells of what is there; verify also where what is damaged need not be found.
             whole = not any(
-                self._states[one].unsure for one in command.reads
-            )  # else it tells of what is there
+                self._states[one].broken or (name.startswith("verify") and self._states[one].damaged)
+                for one in command.reads
+            )
             if status == 0 and whole and said not in {one.said for one in expected if one.status == 0}:
                 return f"{operation}: says other than an undisturbed command: {said}"
             return ""
@@ -416,7 +418,7 @@ class World:
             file = files[int(operation.place[0] * len(files))]
             before = digest(file)
             damage(file, operation.how, operation.place[1])
-            if digest(file) != before:
+            if digest(file) != before and "history" not in file.parts:  # which no command reads
                 name = "" if file == path else str(file.relative_to(path))
                 self._states[operation.artifact].damaged[name] = digest(file)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from outcrop.errors import FormatError, IoError
+from outcrop.errors import ChecksumError, FormatError, IoError
 from outcrop.runtime import system
 from outcrop.runtime.parsing import parse_json
 from outcrop.store import manifest as manifests
@@ -93,17 +93,17 @@ def _describe_tensors(path: Path) -> dict[str, Any]:
     """Describes a file of tensors from the header alone."""
     from safetensors import SafetensorError
 
-    from outcrop.store.tensors import open_tensors
+    from outcrop.store.tensors import header_of, open_tensors
 
     try:
         with open_tensors(path, "numpy") as file:
-            header = parse_json((file.metadata() or {}).get("outcrop", "null"))
+            header = header_of(path, (file.metadata() or {}).get("outcrop", "null"))
             shapes = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no dict
             arrays = {
                 name: {"dtype": one.get_dtype(), "shape": list(one.get_shape())}
                 for name, one in shapes.items()
             }
-    except IoError:
+    except (IoError, ChecksumError):
         raise
     except (SafetensorError, OSError, ValueError) as error:
         raise FormatError(f"{path} cannot be read as a checkpoint: {error}") from None

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from outcrop.errors import FormatError
+from outcrop.errors import FormatError, IoError
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
+from outcrop.store import run as runs
+from outcrop.store.lock import in_use
 from outcrop.store.run import RUN_FILE
+from outcrop.store.transport import STAGES
 from outcrop.store.verify import verify_artifact
 
-_STAGES = ("sample", "plan", "pack")
+if TYPE_CHECKING:
+    from outcrop.nn.checkpoint import Checkpoint
+
 _BUCKETS = "buckets"
-_KINDS = {"last.safetensors": "last", "best.safetensors": "best"}
+_LAST, _BEST = "last.safetensors", "best.safetensors"
 
 
 def verify_all(path: Path, runtime: Runtime) -> dict[str, dict[str, Any]]:
@@ -24,49 +30,74 @@ def verify_all(path: Path, runtime: Runtime) -> dict[str, dict[str, Any]]:
         Artifact or file -> ``{"format", "arrays", "bytes"}``: what was read and found right.
 
     Raises:
-        FormatError: Nothing there is Outcrop's, a file is missing or of the wrong size, or what it says contradicts
-            itself.
+        FormatError: Nothing there is Outcrop's, a file is missing or of the wrong size, or parts do not fit together.
         ChecksumError: Bytes differ from those that were written.
+        IoError: A file cannot be read, or a training writes it meanwhile.
     """
     if path.is_file() and path.suffix == ".safetensors":
-        return {str(path): _verify_checkpoint(path)}
+        return {str(path): _counted(_read(path))}
     if (path / RUN_FILE).is_file():
         return _verify_run(path, runtime)
     if manifests.exists(path / _BUCKETS):
         return _verify_embeddings(path, runtime)
-    if any((path / name).is_file() for name in _KINDS) and not manifests.exists(path):
+    if any((path / name).is_file() for name in (_LAST, _BEST)) and not manifests.exists(path):
         return _verify_checkpoints(path)
     return {str(path): verify_artifact(path, runtime)}
 
 
 def _verify_run(path: Path, runtime: Runtime) -> dict[str, dict[str, Any]]:
-    """Verifies the stages up to the last one that is there: a stage gets its name when it is finished."""
-    finished = [number for number, stage in enumerate(_STAGES, 1) if (path / stage).exists()]
-    if not finished:
+    """Verifies the stages up to the last one that is there, and that each was made of those before: a stage gets its
+    name when it is finished.
+    """
+    runs.read(path)
+    there = [number for number, stage in enumerate(STAGES, 1) if (path / stage).exists()]
+    if not there:
         raise FormatError(f"{path} is a run of which no stage is finished yet: outcrop prepare again goes on")
-    return {str(path / stage): verify_artifact(path / stage, runtime) for stage in _STAGES[: finished[-1]]}
+    stages = STAGES[: there[-1]]
+    results = {str(path / stage): verify_artifact(path / stage, runtime) for stage in stages}
+    found = {stage: manifests.read_any(path / stage) for stage in stages}
+    for stage, manifest in found.items():
+        for of in manifest.inputs.keys() & found.keys():
+            if manifest.inputs[of] != found[of].digest():
+                raise FormatError(
+                    f"{path / stage} was made of another {of} stage than {path / of} is: outcrop prepare, with the "
+                    "options of the run, makes it anew"
+                )
+    return results
 
 
-def _verify_checkpoint(path: Path) -> dict[str, Any]:
+def _read(file: Path) -> Checkpoint:
     from outcrop.nn import checkpoint as checkpoints
 
-    found = checkpoints.read(path, _KINDS.get(path.name))
-    tensors = [one for part in (found.model, found.best, found.optimizer) for one in part.values()]
-    return {"format": checkpoints.FORMAT, "arrays": len(tensors), "bytes": sum(one.nbytes for one in tensors)}
+    return checkpoints.read(file, {_LAST: "last", _BEST: "best"}.get(file.name))
+
+
+def _counted(checkpoint: Checkpoint) -> dict[str, Any]:
+    from outcrop.nn.checkpoint import FORMAT
+
+    parts = (checkpoint.model, checkpoint.best, checkpoint.optimizer)
+    tensors = [value for part in parts for value in part.values()]
+    return {"format": FORMAT, "arrays": len(tensors), "bytes": sum(value.nbytes for value in tensors)}
 
 
 def _verify_checkpoints(folder: Path) -> dict[str, dict[str, Any]]:
-    """Verifies both files, and that they belong together; the best model may also be there alone."""
-    from outcrop.nn import checkpoint as checkpoints
+    """Verifies both files, and that they belong together; a best model may be there alone."""
+    from outcrop.nn.checkpoint import is_best_of
 
-    last, best = (folder / name for name in _KINDS)
-    results = {str(file): _verify_checkpoint(file) for file in (last, best) if file.is_file()}
-    if last.is_file() and not checkpoints.is_best_of(folder, checkpoints.read(last)):
+    found = {name: _read(folder / name) for name in (_LAST, _BEST) if (folder / name).is_file()}
+    last, best = found.get(_LAST), found.get(_BEST)
+    if last is not None and last.best and not (best and is_best_of(last, best)):
+        if in_use(folder):
+            raise IoError(
+                errno.EWOULDBLOCK,
+                f"{folder} is in use: another process trains there and writes its files; run this again when it has "
+                "ended",
+            )
         raise FormatError(
-            f"{best} is missing, or has another model than the best that {last.name} knows: train again with the same "
-            "arguments, which writes it"
+            f"{folder / _BEST} is missing, or has another model than the best that {_LAST} holds, as after a crash "
+            "between the two: train again with the same arguments, which writes it"
         )
-    return results
+    return {str(folder / name): _counted(one) for name, one in found.items()}
 
 
 def _verify_embeddings(path: Path, runtime: Runtime) -> dict[str, dict[str, Any]]:

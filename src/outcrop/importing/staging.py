@@ -8,7 +8,6 @@ stay as it is meanwhile: sizes and times of all files are compared before and af
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -107,7 +106,7 @@ def made_for(uri: str, overwrite: bool, progress: Progress | bool | None) -> Ite
     with renaming(str(folder), remote.uri):
         yield folder
     upload(folder, uri, overwrite=overwrite, progress=progress)
-    shutil.rmtree(folder.parent)
+    manifests.remove(folder.parent)
 
 
 def stored_source(source: Any) -> StoredSource | None:

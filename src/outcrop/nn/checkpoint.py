@@ -27,10 +27,18 @@ from outcrop.nn.checkpoint_meta import BEST, LAST, Meta
 from outcrop.nn.models import Model, build_model
 from outcrop.nn.schema import GraphSchema
 from outcrop.nn.typed import TypedModel
-from outcrop.runtime.parsing import parse_json
 from outcrop.store import identity
 from outcrop.store.mirror import fetched
-from outcrop.store.tensors import AGAIN, State, digest, open_tensors, read_tensors, refuse, write_tensors
+from outcrop.store.tensors import (
+    AGAIN,
+    State,
+    digest,
+    header_of,
+    open_tensors,
+    read_tensors,
+    refuse,
+    write_tensors,
+)
 
 FORMAT, VERSION = "outcrop.checkpoint", 2
 _OLDEST = 1
@@ -115,24 +123,24 @@ def _check_types(meta: Meta) -> None:
             raise TypeError(f"{name} is no {kind.__name__}")
 
 
+def is_best_of(last: Checkpoint, best: Checkpoint) -> bool:
+    """Tells whether ``best`` has the best model that ``last`` knows."""
+    return best.meta.best_epoch == last.meta.best_epoch and digest(best.model) == digest(last.best)
+
+
 def renew_best(folder: Path, last: Checkpoint) -> None:
     """Writes ``best.safetensors`` again where it is missing, damaged or not what ``last`` holds.
 
     A crash between the two files of a checkpoint leaves it so.
     """
-    if not is_best_of(folder, last):
-        write(folder / BEST, Checkpoint(last.meta, last.best))
-
-
-def is_best_of(folder: Path, last: Checkpoint) -> bool:
-    """Tells whether ``best.safetensors`` has the best model that ``last`` holds; true where no epoch was finished."""
-    if not last.best:
-        return True
+    if not last.best:  # no epoch was finished
+        return
     try:
-        found = read(folder / BEST, "best")
+        same = is_best_of(last, read(folder / BEST, "best"))
     except OutcropError:
-        return False
-    return found.meta.best_epoch == last.meta.best_epoch and digest(found.model) == digest(last.best)
+        same = False
+    if not same:
+        write(folder / BEST, Checkpoint(last.meta, last.best))
 
 
 def require_same(path: Path, meta: Meta, config: dict[str, Any], inputs: dict[str, Any]) -> None:
@@ -273,7 +281,7 @@ def _header(path: Path) -> dict[str, Any]:
     """Reads the header of a checkpoint without its tensors; empty where it cannot be read."""
     try:
         with open_tensors(path) as file:
-            found = parse_json((file.metadata() or {})["outcrop"])
+            found = header_of(path, (file.metadata() or {})["outcrop"])
     except IoError:
         raise
     except (SafetensorError, OSError, ValueError, KeyError, TypeError):

@@ -114,12 +114,16 @@ def _require_as_written(place: str, raw: dict[str, Any]) -> None:
         FormatError: There is a field that no version has written: of the checksum, perhaps, the name was damaged.
         ChecksumError: It says other than was written.
     """
-    written = raw.pop(_CHECKSUM, None)
+    has_checksum, written = _CHECKSUM in raw, raw.pop(_CHECKSUM, None)
     if strange := sorted(raw.keys() - Manifest.__dataclass_fields__.keys()):
         raise FormatError(
             f"{place} has a field {strange[0]!r}, which is unknown: it was made by a newer Outcrop, or damaged"
         )
-    if written is not None and written != _checksum_of(raw):
+    try:
+        same = not has_checksum or written == _checksum_of(raw)
+    except RecursionError:
+        same = False
+    if not same:
         raise ChecksumError(
             f"{place} says other than was written: the file was damaged, or changed by hand; make the artifact again"
         )
@@ -359,10 +363,8 @@ def remove(path: Path) -> None:
     try:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     except OSError as error:
-        what = error.strerror or error
-        raise IoError(
-            error.errno or 0, f"{path} cannot be removed: {what}; remove it, or allow it"
-        ) from error
+        what = f"{error.strerror or error} ({error.filename})" if error.filename else error
+        raise IoError(error.errno or 0, f"{path} cannot be removed: {what}; remove it by hand") from error
 
 
 def remove_leftovers(final: Path) -> None:
@@ -440,7 +442,7 @@ def _replace(final: Path, work: Path) -> None:
     except BaseException:
         _put_back(final)
         raise
-    shutil.rmtree(old)
+    remove(old)
 
 
 def _replaced_folder(final: Path) -> Path:

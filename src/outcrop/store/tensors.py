@@ -120,7 +120,7 @@ def _open(path: Path) -> tuple[State, dict[str, Any]]:
         raise FormatError(f"{path} is missing: train with a checkpoint folder first")
     try:
         with open_tensors(path) as file:
-            header = _header_of(path, (file.metadata() or {}).get("outcrop", "{}"))
+            header = header_of(path, (file.metadata() or {}).get("outcrop", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (IoError, ChecksumError):
         raise
@@ -131,8 +131,13 @@ def _open(path: Path) -> tuple[State, dict[str, Any]]:
     return tensors, header
 
 
-def _header_of(path: Path, text: str) -> Any:
-    """Reads what a header says, and compares it with its checksum where it has one."""
+def header_of(path: Path, text: str) -> Any:
+    """Reads what a header says, and compares it with its checksum where it has one.
+
+    Raises:
+        ChecksumError: It says other than was written.
+        ValueError: It is no JSON.
+    """
     sealed = _SEALED.match(text)
     if sealed is None:
         return parse_json(text)

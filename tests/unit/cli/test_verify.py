@@ -15,7 +15,8 @@ from artifact_support import memory_folder, prepare, small_graph
 from embed_support import random_triples, write_triples
 from outcrop.cli.main import app
 from outcrop.cli.verifying import verify_all
-from outcrop.errors import ChecksumError, FormatError
+from outcrop.errors import ChecksumError, FormatError, IoError
+from outcrop.store.lock import only_process_in
 
 QUIET = oc.Observer(progress=False)
 
@@ -106,6 +107,40 @@ def test_files_of_a_checkpoint_that_do_not_belong_together(copy: Path, make_runt
     best.unlink()
     with pytest.raises(FormatError, match=r"best\.safetensors is missing, or has another model"):
         verify_all(copy / "ckpt", make_runtime())
+
+
+def test_a_checkpoint_that_a_training_writes_meanwhile(copy: Path, make_runtime: Callable) -> None:
+    (copy / "ckpt/best.safetensors").unlink()
+    with (
+        only_process_in(copy / "ckpt"),
+        pytest.raises(IoError, match="ckpt is in use: another process trains there"),
+    ):
+        verify_all(copy / "ckpt", make_runtime())
+
+
+def test_the_last_checkpoint_alone_as_a_file_is_whole(copy: Path, make_runtime: Callable) -> None:
+    (copy / "ckpt/best.safetensors").unlink()
+    assert len(verify_all(copy / "ckpt/last.safetensors", make_runtime())) == 1
+
+
+def test_stages_that_were_not_made_of_one_another(copy: Path, make_runtime: Callable) -> None:
+    prepare(small_graph(copy / "g2"), copy / "other", fanouts=[2, 2])
+    for stage, message in (
+        ("pack", "pack was made of another (sample|plan) stage"),
+        ("sample", "of another sample stage"),
+    ):
+        shutil.copytree(copy / "run", copy / "mixed")
+        shutil.rmtree(copy / "mixed" / stage)
+        shutil.copytree(copy / "other" / stage, copy / "mixed" / stage)
+        with pytest.raises(FormatError, match=message):
+            verify_all(copy / "mixed", make_runtime())
+        shutil.rmtree(copy / "mixed")
+
+
+def test_what_a_run_says_of_itself_is_read(copy: Path, make_runtime: Callable) -> None:
+    (copy / "run/run.json").write_bytes(b"garbage \0")
+    with pytest.raises(FormatError, match=r"run\.json"):
+        verify_all(copy / "run", make_runtime())
 
 
 def test_the_best_model_alone_is_whole(copy: Path, make_runtime: Callable) -> None:

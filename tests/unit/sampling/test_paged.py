@@ -241,11 +241,11 @@ def test_in_little_memory_many_batches_wait_for_their_lists_together(
     )
     config = SampleConfig(fanouts=(5, 5), batch_size=500, splits=("train",), sampler=sampler)
     read = {}
-    for memory, placement in ((memory, "paged"), (None, "memory")):
-        runtime = make_runtime(memory, threads=2)
+    for limit, placement in ((memory, "paged"), (None, "memory")):
+        runtime = make_runtime(limit, threads=2)
         sample(graph, config, tmp_path / placement, runtime, BatchOrigin(placement))
         read[placement] = runtime.io.counters.read_bytes
-        assert memory is None or runtime.budget.peak_bytes <= runtime.budget.limit_bytes
+        assert limit is None or runtime.budget.peak_bytes <= runtime.budget.limit_bytes
     assert len(list((tmp_path / "paged").iterdir())) > 1
     for path in (tmp_path / "paged").iterdir():
         assert path.read_bytes() == (tmp_path / "memory" / path.name).read_bytes()

@@ -76,6 +76,13 @@ def test_the_checksum_is_that_of_the_rest_and_no_part_of_the_digest(tmp_path: Pa
         manifests.read_any(tmp_path)
 
 
+@pytest.mark.parametrize("checksum", [None, "", 1, [], {}])
+def test_a_checksum_of_another_kind_is_none(tmp_path: Path, checksum: object) -> None:
+    told = json.loads(GIVEN.to_json())
+    with pytest.raises(ChecksumError, match="there says other than was written"):
+        manifests.parse("there", json.dumps({**told, "sha256": checksum}).encode())
+
+
 def test_files_and_folders_are_removed_and_links_alone(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.mkdir()
