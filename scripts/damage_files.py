@@ -32,7 +32,7 @@ from typing import Any
 import fail_calls
 import safetensors
 from add_run import RunList
-from fail_calls import Ended, differences
+from fail_calls import Ended, differences, run_undisturbed
 
 PAGE, BURST, EVERY = 4096, 64, 200  # bytes, bytes, mutations between two notes
 UNREAD = (
@@ -242,7 +242,7 @@ class Search:
             for use in (_use(f"verify {artifact}"), *uses):
                 for _ in range(2):
                     case = self._fresh(artifact, use)
-                    ended = self._run(case, use)
+                    ended = run_undisturbed(case, self._folder / "said", use.arguments)
                     if ended.status != 0:
                         raise SystemExit(
                             f"outcrop {use}, on whole files: status {ended.status}\n{ended.said}"
@@ -262,7 +262,7 @@ class Search:
             before = self._contents(case, mutation)
             mutation.apply(case / mutation.artifact)
             damaged = self._contents(case, mutation)
-            ended = self._run(case, use)
+            ended = run_undisturbed(case, self._folder / "said", use.arguments)
             wrong = self._wrong_of(mutation, use, ended, case, damaged)
             if (
                 not wrong
@@ -338,12 +338,6 @@ class Search:
             shutil.copytree(self._made / name, case / name)
         return case
 
-    def _run(self, case: Path, use: Use) -> Ended:
-        log, child = self._folder / "said", os.fork()
-        if child == 0:
-            fail_calls.be_the_command(case, log, use.arguments, lambda: None, lambda: None)
-        return fail_calls.wait(child, log)
-
     def _found(self, case: Path, use: Use) -> dict[str, Any]:
         return fail_calls.files_below(case, use.makes)
 
@@ -394,11 +388,8 @@ def make(made: Path) -> None:
     """Makes all artifacts."""
     fail_calls.make_inputs(made)
     for command in MADE:
-        child = os.fork()
-        if child == 0:
-            log = made.with_suffix(".said")
-            fail_calls.be_the_command(made, log, command.split(), lambda: None, lambda: None)
-        if (ended := fail_calls.wait(child, made.with_suffix(".said"))).status != 0:
+        ended = run_undisturbed(made, made.with_suffix(".said"), command.split())
+        if ended.status != 0:
             raise SystemExit(f"outcrop {command}: status {ended.status}\n{ended.said}")
 
 

@@ -187,6 +187,14 @@ def wait(child: int, log: Path) -> Ended:
     return Ended(status, log.read_text(errors="replace") if log.exists() else "", 0, 0, "")
 
 
+def run_undisturbed(folder: Path, log: Path, command: Sequence[str]) -> Ended:
+    """Runs a command in ``folder`` as a fork, which nothing disturbs; what it prints goes to ``log``."""
+    child = os.fork()
+    if child == 0:
+        be_the_command(folder, log, command, lambda: None, lambda: None)
+    return wait(child, log)
+
+
 def be_the_command(
     folder: Path, log: Path, command: Sequence[str], begin: Callable[[], None], end: Callable[[], None]
 ) -> NoReturn:
@@ -272,10 +280,8 @@ class Search:
                 ended = run(self._shared, folder, job.command, 0, Fault(0, True), "read")
                 if ended.status != 0:
                     raise SystemExit(f"{job.name}, undisturbed: status {ended.status}\n{ended.said}")
-                job.counted, found = (
-                    dict(zip(KINDS, self._shared.each(len(KINDS)), strict=True)),
-                    job.found(folder),
-                )
+                job.counted = dict(zip(KINDS, self._shared.each(len(KINDS)), strict=True))
+                found = job.found(folder)
                 if job.want and (other := differences(found, job.want)):
                     raise SystemExit(f"{job.name}, undisturbed, makes other {other} each time")
                 job.want = found

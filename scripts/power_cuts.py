@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import fail_calls
-from fail_calls import BESIDE, Ended, Job, differences
+from fail_calls import BESIDE, Job, differences, run_undisturbed
 
 from logged_disk import (
     XFS_OPTIONS,
@@ -125,13 +125,6 @@ class Machine:
         subprocess.run(["cp", "--sparse=always", self._before, self._after], check=True)
 
 
-def run(job: Job, folder: Path, said: Path) -> Ended:
-    child = os.fork()
-    if child == 0:
-        fail_calls.be_the_command(folder, said, job.command, lambda: None, lambda: None)
-    return fail_calls.wait(child, said)
-
-
 class Search:
     """Cuts the power of jobs.
 
@@ -150,7 +143,7 @@ class Search:
         self.trials.append(trial)
         machine.begin(job)
         with machine.undisturbed() as case:
-            ended = run(job, case, self._folder / "said")
+            ended = run_undisturbed(case, self._folder / "said", job.command)
             end = machine.written()
             if ended.status != 0:
                 raise SystemExit(f"{job.name} on {name}, undisturbed: {ended}")
@@ -184,7 +177,7 @@ class Search:
         with machine.cut(entries, lost) as case:
             there = differences(job.found(case), want)
             trial.unequal += len(there) > 0
-            ended = run(job, case, self._folder / "said")
+            ended = run_undisturbed(case, self._folder / "said", job.command)
             other = differences(job.found(case), want)
         if ended.status != 0 or other:
             made = f"made other {other}" if ended.status == 0 else f"ended with {ended.status}"

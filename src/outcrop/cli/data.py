@@ -13,7 +13,6 @@ import typer
 from outcrop.cli import common, printing
 from outcrop.cli.describing import describe_all
 from outcrop.cli.options import Fields, with_options
-from outcrop.cli.verifying import verify_all
 from outcrop.config import GenerateConfig, ImportConfig, format_bytes
 from outcrop.config.places import is_uri
 from outcrop.errors import ArgumentError
@@ -258,6 +257,7 @@ def verify(
     json: common.Json = None,
     quiet: common.Quiet = False,
 ) -> None:
+    from outcrop.cli.verifying import verify_all
     from outcrop.store.remote_verify import verify_stored
     from outcrop.store.verify import add_page_sums
 

@@ -14,8 +14,8 @@ from outcrop.store import manifest as manifests
 from outcrop.store import run as runs
 from outcrop.store.run import RUN_FILE
 
-_STAGES = ("sample", "plan", "pack")
-_BUCKETS = "buckets"
+STAGES = ("sample", "plan", "pack")
+BUCKETS = "buckets"
 _TABLES = (".npy", ".parquet")
 _CHECKPOINTS = ("last.safetensors", "best.safetensors", "tables/checkpoint.safetensors")
 
@@ -38,12 +38,12 @@ def describe_all(path: Path) -> list[dict[str, Any]]:
         return [_describe_table(path) if path.suffix in _TABLES else _describe_tensors(path)]
     if manifests.exists(path):
         return [describe(path)]
-    parts = [path / name for name in (*_STAGES, _BUCKETS) if manifests.exists(path / name)]
+    parts = [path / name for name in (*STAGES, BUCKETS) if manifests.exists(path / name)]
     tensors = [path / name for name in _CHECKPOINTS if (path / name).is_file()]
     if not parts and not tensors and not (path / RUN_FILE).is_file():
         raise FormatError(
             f"{path} is nothing that Outcrop made: looked for manifest.json (graphs, knowledge graphs), {RUN_FILE} "
-            f"(runs), {_BUCKETS} (embedding runs) and {_CHECKPOINTS[0]} (checkpoints){manifests.how_to_import(path)}"
+            f"(runs), {BUCKETS} (embedding runs) and {_CHECKPOINTS[0]} (checkpoints){manifests.how_to_import(path)}"
         )
     if not parts and not tensors:
         return [_describe_unfinished(path)]

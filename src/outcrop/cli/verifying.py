@@ -6,20 +6,18 @@ import errno
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outcrop.cli.describing import BUCKETS, STAGES
 from outcrop.errors import FormatError, IoError
+from outcrop.nn.checkpoint_meta import BEST, LAST
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store import run as runs
 from outcrop.store.lock import in_use
 from outcrop.store.run import RUN_FILE
-from outcrop.store.transport import STAGES
 from outcrop.store.verify import verify_artifact
 
 if TYPE_CHECKING:
     from outcrop.nn.checkpoint import Checkpoint
-
-_BUCKETS = "buckets"
-_LAST, _BEST = "last.safetensors", "best.safetensors"
 
 
 def verify_all(path: Path, runtime: Runtime) -> dict[str, dict[str, Any]]:
@@ -38,9 +36,9 @@ def verify_all(path: Path, runtime: Runtime) -> dict[str, dict[str, Any]]:
         return {str(path): _counted(_read(path))}
     if (path / RUN_FILE).is_file():
         return _verify_run(path, runtime)
-    if manifests.exists(path / _BUCKETS):
+    if manifests.exists(path / BUCKETS):
         return _verify_embeddings(path, runtime)
-    if any((path / name).is_file() for name in (_LAST, _BEST)) and not manifests.exists(path):
+    if any((path / name).is_file() for name in (LAST, BEST)) and not manifests.exists(path):
         return _verify_checkpoints(path)
     return {str(path): verify_artifact(path, runtime)}
 
@@ -69,7 +67,7 @@ def _verify_run(path: Path, runtime: Runtime) -> dict[str, dict[str, Any]]:
 def _read(file: Path) -> Checkpoint:
     from outcrop.nn import checkpoint as checkpoints
 
-    return checkpoints.read(file, {_LAST: "last", _BEST: "best"}.get(file.name))
+    return checkpoints.read(file, {LAST: "last", BEST: "best"}.get(file.name))
 
 
 def _counted(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -84,8 +82,8 @@ def _verify_checkpoints(folder: Path) -> dict[str, dict[str, Any]]:
     """Verifies both files, and that they belong together; a best model may be there alone."""
     from outcrop.nn.checkpoint import is_best_of
 
-    found = {name: _read(folder / name) for name in (_LAST, _BEST) if (folder / name).is_file()}
-    last, best = found.get(_LAST), found.get(_BEST)
+    found = {name: _read(folder / name) for name in (LAST, BEST) if (folder / name).is_file()}
+    last, best = found.get(LAST), found.get(BEST)
     if last is not None and last.best and not (best and is_best_of(last, best)):
         if in_use(folder):
             raise IoError(
@@ -94,7 +92,7 @@ def _verify_checkpoints(folder: Path) -> dict[str, dict[str, Any]]:
                 "ended",
             )
         raise FormatError(
-            f"{folder / _BEST} is missing, or has another model than the best that {_LAST} holds, as after a crash "
+            f"{folder / BEST} is missing, or has another model than the best that {LAST} holds, as after a crash "
             "between the two: train again with the same arguments, which writes it"
         )
     return {str(folder / name): _counted(one) for name, one in found.items()}
@@ -105,7 +103,7 @@ def _verify_embeddings(path: Path, runtime: Runtime) -> dict[str, dict[str, Any]
     from outcrop.embed.checkpoint import CHECKPOINT, FOLDER, FORMAT
     from outcrop.embed.model import open_model
 
-    results = {str(path / _BUCKETS): verify_artifact(path / _BUCKETS, runtime)}
+    results = {str(path / BUCKETS): verify_artifact(path / BUCKETS, runtime)}
     if (path / FOLDER / CHECKPOINT).is_file():
         model = open_model(path, runtime)
         try:

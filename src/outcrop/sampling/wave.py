@@ -23,15 +23,7 @@ def most_seeds(config: SampleConfig, graph: Graph) -> int:
 
 def _most_reached(config: SampleConfig, graph: Graph, seeds: int, slack: int = 1) -> tuple[int, int, int]:
     """Counts the most nodes and edges of a batch (:func:`outcrop.sampling.typed.most_reached`)."""
-    if graph.is_typed:
-        fanouts, seed_type = every_fanout(config, graph), graph.seed_type.number
-        return most_reached(fanouts, graph.edge_types, seeds, seed_type, slack)
-    frontier, edges, last = seeds, 0, 0
-    for fanout in config.fanouts:
-        last = graph.num_edges if fanout == -1 else min(frontier * fanout * slack, graph.num_edges)
-        edges += last
-        frontier = min(last, graph.num_nodes)
-    return min(seeds + edges - last, graph.num_nodes) + last, edges, last
+    return most_reached(every_fanout(config, graph), graph.edge_types, seeds, graph.seed_type.number, slack)
 
 
 def _bytes_by_type(
