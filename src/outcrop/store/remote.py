@@ -6,6 +6,7 @@ and ``file:///path``. Who may read and write is what the libraries of these stor
 
 from __future__ import annotations
 
+import errno
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ import numpy as np
 from outcrop.errors import ArgumentError, FormatError, IoError, OutcropError
 
 if TYPE_CHECKING:
-    from pyarrow.fs import FileSystem
+    from pyarrow.fs import FileInfo, FileSystem
 
 T = TypeVar("T")
 SMALL_BYTES = 64 << 20  # of manifests and the like
@@ -110,15 +111,7 @@ class RemoteFolder:
 
     def sizes(self) -> dict[str, int]:
         """Lists the files of this folder, without those of folders in it: name -> bytes, by name."""
-        from pyarrow.fs import FileSelector, FileType
-
-        selector = FileSelector(self._path, allow_not_found=True)
-        found = self._persistently("", lambda: self._system.get_file_info(selector))
-        return {
-            info.base_name: info.size
-            for info in sorted(found, key=lambda one: one.base_name)
-            if info.type == FileType.File
-        }
+        return {info.base_name: info.size for info in sorted(self._listed(), key=lambda one: one.base_name)}
 
     def all_files(self) -> dict[str, FileState]:
         """Lists the files of this folder and of those in it: name, seen from here and with slashes -> state.
@@ -126,19 +119,32 @@ class RemoteFolder:
         Raises:
             FormatError: A name would lead out of the folder.
         """
-        from pyarrow.fs import FileSelector, FileType
-
-        selector = FileSelector(self._path, allow_not_found=True, recursive=True)
-        infos = self._persistently("", lambda: self._system.get_file_info(selector))
         found = {
             info.path.removeprefix(self._path).lstrip("/"): FileState(info.size, info.mtime_ns or 0)
-            for info in infos
-            if info.type == FileType.File
+            for info in self._listed(recursive=True)
         }
         for name in found:
             if {"", ".", ".."}.intersection(name.split("/")) or "\0" in name:
                 raise FormatError(f"{self.uri} holds {name!a}, which cannot be copied to a folder")
         return dict(sorted(found.items()))
+
+    def _listed(self, *, recursive: bool = False) -> list[FileInfo]:
+        """Returns what the store says of the files here; nothing where there is no folder.
+
+        Of a folder of this machine that comes or goes meanwhile, Arrow says that it is not there, though that is
+        allowed: it asks whether there is one when it could not open it, and then there is. It is asked again.
+        """
+        from pyarrow.fs import FileSelector, FileType
+
+        selector = FileSelector(self._path, allow_not_found=True, recursive=recursive)
+
+        def attempt() -> list[FileInfo]:
+            try:
+                return self._system.get_file_info(selector)
+            except FileNotFoundError:
+                raise BlockingIOError(errno.EAGAIN, "the folder came or went while it was listed") from None
+
+        return [info for info in self._persistently("", attempt) if info.type == FileType.File]
 
     def as_file(self) -> FileState | None:
         """Returns the state of what is here, if that is a file and no folder."""

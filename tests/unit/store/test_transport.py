@@ -258,6 +258,31 @@ def test_a_store_that_fails_is_asked_again(
         flaky.read_range("labels.bin", 40, 100)
 
 
+def test_a_folder_that_comes_while_it_is_listed_is_listed_again(
+    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process makes it between two calls of one listing, which then says that it is not there."""
+    monkeypatch.setattr(remote, "_FIRST_WAIT_S", 0.001)
+    uri = f"file://{tmp_path}/store/g.oc"
+    folder, listings = RemoteFolder(uri), list[str]()
+
+    class Late:
+        def get_file_info(self, selector: Any) -> Any:
+            listings.append(selector.base_dir)
+            if len(listings) % 2:
+                oc.upload(graph, uri, overwrite=len(listings) > 1, observer=QUIET)
+                raise FileNotFoundError(2, f"Cannot list directory {selector.base_dir!r}")
+            return folder._system.get_file_info(selector)
+
+    late = RemoteFolder(uri)
+    late._system = Late()  # type: ignore[assignment]
+    wanted = {path.name: path.stat().st_size for path in graph.iterdir() if not path.name.startswith(".")}
+    assert {name: size for name, size in late.sizes().items() if name in wanted} == wanted
+    assert {name: state.size for name, state in late.all_files().items() if name in wanted} == wanted
+    assert listings == [f"{tmp_path}/store/g.oc"] * 4
+    assert RemoteFolder(f"file://{tmp_path}/nowhere").sizes() == {}
+
+
 @pytest.mark.parametrize(
     ("uri", "said"),
     [("nowhere", "cannot be used"), ("ftp://host/x", "known are s3://"), ("s3://", "cannot be used")],
