@@ -65,6 +65,7 @@ class TrainRequest:
         refresh: Epochs are prepared while those before them train; ``rate`` is its limit. None: all before.
         checkpoints: Where checkpoints go; None: nowhere.
         spooling: How mode ``online`` gets its rows, where that was decided with the mode.
+        mode_open: Whether no mode was named: what does not fit in one may be done in another.
     """
 
     graph: Graph
@@ -75,6 +76,7 @@ class TrainRequest:
     refresh: Refresh | None = None
     checkpoints: Checkpoints | None = None
     spooling: SpoolDecision | None = None
+    mode_open: bool = False
 
     def __post_init__(self) -> None:
         if not self.mode.prepares and self.batches.new_batches and self.run is not None:
@@ -140,12 +142,13 @@ class TrainRequest:
             run=asked.folder,
             refresh=asked.run if isinstance(asked.run, Refresh) else None,
             checkpoints=asked.checkpoints,
+            mode_open=asked.mode is None
+            and (group is None or group.alone)
+            and not isinstance(asked.run, Path | Refresh),
         )
         if group is not None and not group.alone:
             found.check_divisible()
-        elif asked.mode is None and not (
-            is_auto(asked.limits.memory) or isinstance(asked.run, Path | Refresh)
-        ):
+        elif found.mode_open and not is_auto(asked.limits.memory):
             with said.timed():
                 return found._in_fastest_mode(said)
         return found
@@ -154,7 +157,7 @@ class TrainRequest:
         """Returns the same training in mode ``online`` where it is predicted to end surely sooner than with preparing,
         and nothing is prepared yet; else this one. Both train on the same batches.
         """
-        graph, asked, online = self.graph, self.batch_request, Online(**self.mode.common)
+        graph, asked = self.graph, self.batch_request
         most = most_bytes(graph, asked.sampling, asked.limits)
         small = most is not None and graph.feature_bytes + 2 * most.run(asked.epochs) < _SMALL_BYTES
         if (
@@ -165,9 +168,8 @@ class TrainRequest:
             or epochs_there(graph, asked.sampling, asked.limits, folder_beside(graph, ".run"))
         ):
             return self
-        try:
-            online.check(graph, self.training.device)
-        except ArgumentError:
+        drawn = self.drawn
+        if drawn is None:
             return self
         try:
             facts = spool.look(asked, self.learning)
@@ -183,9 +185,24 @@ class TrainRequest:
             f"{spooling.direct_s:.3g} s so, {spooling.spooled_s:.3g} s packed, preparing included (--mode packed keeps "
             "what it prepares for the next training)"
         )
+        return replace(drawn, spooling=replace(spooling, epochs=0, why=""))
+
+    @property
+    def drawn(self) -> TrainRequest | None:
+        """Returns the same training in mode ``online``, its rows read as batches are drawn; None where a mode was
+        named, or that one cannot load such a graph.
+        """
+        online = Online(**self.mode.common)
+        if not self.mode_open or self.mode != Packed():
+            return None
+        try:
+            online.check(self.graph, self.training.device)
+        except ArgumentError:
+            return None
         batches = replace(self.batches, mode=online)
         device = online.device(self.training.device, batches.gpu_memory)
-        return replace(self, batches=batches, device=device, spooling=replace(spooling, epochs=0, why=""))
+        spooling = SpoolDecision(0, batches.limits.disk_space, "")
+        return replace(self, batches=batches, device=device, spooling=spooling)
 
     def check_divisible(self) -> None:
         """Raises ArgumentError where several processes cannot have a part each of the batches."""

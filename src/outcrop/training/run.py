@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -92,14 +93,28 @@ def run(
             asked = replace(asked, limits=limits)
         if asked.next_epoch is None and request.run is None and request.prepares:
             mode = Online(**mode.common)  # nothing is left to train: only nodes to be scored
-        refused = partial(_needs, learned, asked, mode, rest)
-        advice = partial(other_modes, memory, mode, lambda other: _needs(learned, asked, other, rest))
-        closing.enter_context(naming_smallest(memory, refused, f"train in mode {mode}", advice))
+        fits = partial(_needs, learned, asked, rest=rest)
+        drawn = request.drawn  # where packing does not fit
+        refused = partial(fits, mode) if drawn is None else partial(_either, fits, mode, drawn.mode)
+        what = f"train in mode {mode}" if drawn is None else "train"
+        advice = partial(other_modes, memory, mode, fits)
+        closing.enter_context(naming_smallest(memory, refused, what, advice))
         if memory is not None and memory <= learned:
             raise BudgetError(f"rows that are learned take {format_bytes(learned)} alone")
         ahead = ImportAhead(*_LEARNING)
         with group.together("preparing", patient=True):
-            supply, why = _supply(request, asked, mode, said, closing, group)
+            beside = [folder_beside(graph, suffix) for suffix in (".run", ".pools")]
+            new = [folder for folder in beside if not folder.exists()]
+            try:
+                supply, why = _supply(request, asked, mode, said, closing, group)
+            except BudgetError as error:
+                if drawn is None or memory is None or error.limit != "memory" or not fits(drawn.mode)(memory):
+                    raise
+                for folder in new:  # what was drawn before packing was refused
+                    shutil.rmtree(folder, ignore_errors=True)
+                request, mode = drawn, drawn.mode
+                said.add(f"mode {mode}: there is too little memory to pack rows ({error})")
+                supply, why = _supply(request, asked, mode, said, closing, group)
             _wait_for(ahead, told)
         from outcrop.training.learn import learn
 
@@ -212,6 +227,12 @@ def _needs(learned: int, asked: BatchRequest, mode: Mode, rest: dict[str, Any]) 
     """Returns what says whether a budget is enough for loading beside ``learned`` bytes of rows that are learned."""
     fits = needs(asked, mode, **rest)
     return lambda limit: limit > learned and fits(limit - learned)
+
+
+def _either(fits: Callable[[Mode], Callable[[int], bool]], mode: Mode, other: Mode) -> Callable[[int], bool]:
+    """Returns what says whether a budget is enough for one of two modes."""
+    first, second = fits(mode), fits(other)
+    return lambda limit: first(limit) or second(limit)
 
 
 def _supply(

@@ -195,6 +195,42 @@ def test_a_mode_that_works_is_named(graph: Graph, tmp_path: Path, monkeypatch: p
     assert str(refused("packed", min(online, ondisk) - 1)).endswith(SMALLER_BATCHES)
 
 
+@pytest.mark.parametrize("typed", [False, True])
+def test_without_a_mode_the_one_that_works_is_taken(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: bool
+) -> None:
+    """Where packing is refused its memory and mode online is not: it learns the same, and leaves nothing."""
+    monkeypatch.setattr(spool, "decide_spooling", lambda *_: SpoolDecision(0, None, ""))
+    if typed:
+        shape = oc.GenerateConfig(kind="typed", nodes=600, edges=6000, features=24, train_fraction=0.4)
+        graph = oc.generate_graph(tmp_path / "typed", shape)
+    model: dict[str, Any] = {"model": oc.ModelConfig("rsage", hidden=4, no_rows="random:4")} if typed else {}
+    options: dict[str, Any] = {
+        name: value for name, value in TRAIN.items() if not (typed and name == "hidden")
+    } | model
+
+    def smallest_of(mode: str | None) -> int:
+        with pytest.raises(BudgetError) as refused:
+            oc.train(graph, mode=mode, memory=20_000, **options)
+        assert ("in mode" in str(refused.value)) == (mode is not None)
+        assert refused.value.smallest is not None
+        return refused.value.smallest
+
+    packed, online = smallest_of("packed"), smallest_of("online")
+    assert online < packed
+    want = oc.train(graph, mode="online", memory=packed - 1, **options)
+    before = set(graph.path.parent.iterdir())
+    for memory in (packed - 1, online):
+        found = oc.train(graph, memory=memory, **options)
+        assert (found.mode, found.batch_losses) == ("online", want.batch_losses)
+        assert "mode online: there is too little memory to pack rows" in found.chosen
+        assert found.peak_host_bytes <= memory
+        assert set(graph.path.parent.iterdir()) == before
+    assert smallest_of(None) == online
+    found = oc.train(graph, memory=packed, **options)
+    assert (found.mode, found.batch_losses) == ("packed", want.batch_losses)
+
+
 @given(
     start=st.integers(20_000, 10**7),
     hole=st.integers(0, 1000),

@@ -275,7 +275,7 @@ def test_a_folder_that_comes_while_it_is_listed_is_listed_again(
             return folder._system.get_file_info(selector)
 
     late = RemoteFolder(uri)
-    late._system = Late()  # type: ignore[assignment]
+    late._system = Late()
     wanted = {path.name: path.stat().st_size for path in graph.iterdir() if not path.name.startswith(".")}
     assert {name: size for name, size in late.sizes().items() if name in wanted} == wanted
     assert {name: state.size for name, state in late.all_files().items() if name in wanted} == wanted
