@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -134,7 +134,7 @@ class Comparison:
             left = [mode for mode, found in self.found.items() if found.rows < self._share]
             if not left:
                 return
-            sampling = oc.SampleConfig(SAMPLING.fanouts, SAMPLING.batch_size, seed=seed)
+            sampling = replace(SAMPLING, seed=seed)
             run = self._folder / "run"
             oc.prepare(
                 self._graph,
@@ -147,7 +147,7 @@ class Comparison:
             )
             for mode in left:
                 before = self.found[mode].rows
-                self._load(mode, seed, sampling, run)
+                self._load(mode, seed, replace(sampling, epochs=EPOCHS), run)
                 if self.found[mode].rows == before:
                     raise SystemExit(f"mode {mode} delivers no batch")
 
