@@ -39,6 +39,7 @@ from outcrop.store.graph import open_graph
 from quantised_reference import dequantised
 
 NODES, EDGES, TRAIN = 1_600_000, 12_000_000, 0.025
+MEMORY = 64 << 20  # the budget: a part of the features
 SAMPLING = oc.SampleConfig(fanouts=(10, 10), batch_size=512)
 EPOCHS = 2  # of a run; then the next seed
 MODES = ("memory", "packed", "online", "ondisk", "memmap", "dynamic", "belady", "partition")
@@ -125,7 +126,7 @@ class Comparison:
             progress=False,
         ).path
         self._wanted = of.delivered(x)
-        self._memory = 64 << 20
+        self._memory = MEMORY
         self.found = {mode: Compared() for mode in MODES}
 
     def compare(self) -> None:

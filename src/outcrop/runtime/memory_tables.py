@@ -184,7 +184,12 @@ BESIDE_GROWING = Fraction(1, 4)  # of a sampler beside buffers that grow to the 
 GROWING_SAMPLER = replace(SAMPLER, fraction=BESIDE_GROWING)
 GROWING_WAITING = replace(WAITING, fraction=BESIDE_GROWING)
 GROWING_TOPOLOGY = replace(TOPOLOGY, fraction=BESIDE_GROWING)
-GROWING_CACHE = _part("row cache", "Rows under a policy, where buffers still grow.", 1, 2)
+GROWING_CACHE = _part(
+    "row cache",
+    "Rows under a policy, where buffers still grow; of rows that are decoded less, as their values take more.",
+    1,
+    2,
+)
 CACHE_MARGIN = Part("margin", "Small tables that are made after a cache.", _NONE, least=64 * _KIB)
 NEXT_USES = _part("next uses", "When rows are wanted again, while it is worked out: a window of nodes.", 1, 4)
 PARTITIONS = _part("resident partitions", "Rows and lists of the partitions that are in memory.", 1, 2)

@@ -51,6 +51,10 @@ class Dynamic(RowMode):
         grow = request.max_rows is None  # buffers do, and have the rest
         part = memory_tables.GROWING_CACHE if grow else memory_tables.ROW_CACHE
         room = request.cache_bytes(part) if self.cache_rows is None else self.cache_rows
+        if grow and self.cache_rows is None:  # a cache holds rows as they lie, buffers their values too
+            files = request.graph.row_files
+            in_batch = sum(file.batch_row_bytes for file in files)
+            room = room * sum(file.row_bytes for file in files) // max(in_batch, 1)
         wanted = bytes_wanted(rows, request, structures)
         caches: list[RowSource] = []
         caches += make_caches(
