@@ -12,9 +12,8 @@ from outcrop.runtime import system
 from outcrop.runtime.parsing import parse_json
 from outcrop.store import manifest as manifests
 from outcrop.store import run as runs
-from outcrop.store.run import RUN_FILE
+from outcrop.store.run import RUN_FILE, STAGES
 
-STAGES = ("sample", "plan", "pack")
 BUCKETS = "buckets"
 _TABLES = (".npy", ".parquet")
 _CHECKPOINTS = ("last.safetensors", "best.safetensors", "tables/checkpoint.safetensors")

@@ -6,14 +6,14 @@ import errno
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outcrop.cli.describing import BUCKETS, STAGES
+from outcrop.cli.describing import BUCKETS
 from outcrop.errors import FormatError, IoError
 from outcrop.nn.checkpoint_meta import BEST, LAST
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store import run as runs
 from outcrop.store.lock import in_use
-from outcrop.store.run import RUN_FILE
+from outcrop.store.run import RUN_FILE, STAGES
 from outcrop.store.verify import verify_artifact
 
 if TYPE_CHECKING:

@@ -11,9 +11,7 @@ from outcrop.runtime.parsing import parse_json
 from outcrop.store import history, run
 from outcrop.store import manifest as manifests
 from outcrop.store.manifest import Manifest
-from outcrop.store.run import RunInfo
-
-STAGES = ("sample", "plan", "pack")
+from outcrop.store.run import STAGES, RunInfo
 
 
 @dataclass(frozen=True)

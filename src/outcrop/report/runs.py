@@ -7,11 +7,12 @@ from typing import Any
 from outcrop.report import charts
 from outcrop.report import training as drawn
 from outcrop.report.charts import Bar, Point, Reference
-from outcrop.report.collect import STAGES, RunFacts
+from outcrop.report.collect import RunFacts
 from outcrop.report.page import Figure, Section, Table, render
 from outcrop.report.rows import rows_by_file
 from outcrop.report.units import format_value
 from outcrop.report.verdict import judge, steady, typical_epoch_seconds
+from outcrop.store.run import STAGES
 
 Record = dict[str, Any]
 

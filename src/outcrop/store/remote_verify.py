@@ -14,8 +14,8 @@ from outcrop.store import manifest as manifests
 from outcrop.store.manifest import ArraySpec, Manifest
 from outcrop.store.range_copy import RANGE_BYTES, READERS, as_array
 from outcrop.store.remote import RemoteFolder
-from outcrop.store.run import RUN_FILE
-from outcrop.store.transport import STAGES, files_of
+from outcrop.store.run import RUN_FILE, STAGES
+from outcrop.store.transport import files_of
 
 _TASK = "verify"
 

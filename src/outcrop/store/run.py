@@ -13,6 +13,7 @@ from outcrop.runtime.parsing import parse_json
 from outcrop.store import manifest as manifests
 
 RUN_FILE = "run.json"
+STAGES = ("sample", "plan", "pack")  # folders of a run, each made of those before
 _FORMAT, _VERSION = "outcrop.run", 1
 
 

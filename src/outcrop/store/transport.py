@@ -30,9 +30,8 @@ from outcrop.store.manifest import ArraySpec, Manifest
 from outcrop.store.parts import count_of
 from outcrop.store.range_copy import RANGE_BYTES, FileSize, RangeCopy, as_array, parsed
 from outcrop.store.remote import RemoteFolder, with_options_only, without_keys
-from outcrop.store.run import RUN_FILE
+from outcrop.store.run import RUN_FILE, STAGES
 
-STAGES = ("sample", "plan", "pack")
 _STAGES_IN_PARTS = ("sample", "pack")
 _SENT = ".sent.json"  # beside what is being uploaded: which files are there
 _BESIDE = ("imported.json",)  # small files of artifacts that no manifest lists

@@ -32,9 +32,8 @@ from outcrop.store import manifest as manifests
 from outcrop.store.graph import open_graph
 from outcrop.store.manifest import ArraySpec, Manifest
 from outcrop.store.parts import names_of
-from outcrop.store.run import RUN_FILE
+from outcrop.store.run import RUN_FILE, STAGES
 
-STAGES = ("sample", "plan", "pack")
 _SLICE_BYTES, _MOST_PLACES = 8 << 20, 4096
 _MARKS, _ELSEWHERE = ".machine-", "elsewhere.json"
 
