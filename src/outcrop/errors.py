@@ -46,6 +46,10 @@ class BudgetError(OutcropError, MemoryError):
 class IoError(OutcropError, OSError):
     """The operating system refused a read, a write or another file operation."""
 
+    def __str__(self) -> str:
+        # Stores and libraries fail without a number of the system.
+        return str(self.strerror) if self.errno == 0 else super().__str__()
+
 
 class DeviceError(OutcropError, RuntimeError):
     """A device that was asked for is not there or not usable."""

@@ -258,6 +258,24 @@ def test_a_store_that_fails_is_asked_again(
         flaky.read_range("labels.bin", 40, 100)
 
 
+@pytest.mark.parametrize(("number", "begins"), [(0, "file://"), (5, "[Errno 5] file://")])
+def test_the_number_of_an_error_is_said_where_there_is_one(
+    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, begins: str
+) -> None:
+    """A store that cannot be reached has none: curl's reason is all that there is."""
+    monkeypatch.setattr(remote, "_FIRST_WAIT_S", 0.001)
+
+    class Away:
+        def get_file_info(self, path: str) -> Any:
+            raise OSError(*([number] if number else []), "no connection")
+
+    folder = RemoteFolder(f"file://{tmp_path}/store/g.oc")
+    folder._system = Away()
+    with pytest.raises(IoError, match=r"store/g.oc/a.bin: .*no connection \(tried 4 times\)") as found:
+        folder.size("a.bin")
+    assert str(found.value).startswith(begins)
+
+
 def test_a_folder_that_comes_while_it_is_listed_is_listed_again(
     graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
