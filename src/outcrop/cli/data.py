@@ -240,8 +240,8 @@ def verify(
     path: Annotated[
         str,
         typer.Argument(
-            help="A graph, a run, a stage folder of a run, or the URI of one of these; an embedding run, or a "
-            "checkpoint or its folder.",
+            help="A graph, a run, a stage folder of a run, an embedding run, or a checkpoint or its folder; or the URI "
+            "of a graph, a run, checkpoints, or a copy of embeddings.",
             metavar="PATH",
         ),
     ],

@@ -13,7 +13,7 @@ from outcrop.runtime.runtime import Runtime
 from outcrop.store import manifest as manifests
 from outcrop.store import run as runs
 from outcrop.store.lock import in_use
-from outcrop.store.run import RUN_FILE, STAGES
+from outcrop.store.run import RUN_FILE
 from outcrop.store.verify import verify_artifact
 
 if TYPE_CHECKING:
@@ -48,19 +48,10 @@ def _verify_run(path: Path, runtime: Runtime) -> dict[str, dict[str, Any]]:
     name when it is finished.
     """
     runs.read(path)
-    there = [number for number, stage in enumerate(STAGES, 1) if (path / stage).exists()]
-    if not there:
-        raise FormatError(f"{path} is a run of which no stage is finished yet: outcrop prepare again goes on")
-    stages = STAGES[: there[-1]]
+    stages = runs.finished_stages([stage for stage in runs.STAGES if (path / stage).exists()], path)
     results = {str(path / stage): verify_artifact(path / stage, runtime) for stage in stages}
     found = {stage: manifests.read_any(path / stage) for stage in stages}
-    for stage, manifest in found.items():
-        for of in manifest.inputs.keys() & found.keys():
-            if manifest.inputs[of] != found[of].digest():
-                raise FormatError(
-                    f"{path / stage} was made of another {of} stage than {path / of} is: outcrop prepare, with the "
-                    "options of the run, makes it anew"
-                )
+    runs.check_made_of(found, path, "outcrop prepare, with the options of the run, makes it anew")
     return results
 
 

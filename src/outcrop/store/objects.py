@@ -23,7 +23,7 @@ from outcrop.store.remote import FileRange, RemoteFolder
 INDEX = "index.json"
 # Beside what follows a store: the index that it was made from, or that was made from it.
 FOLLOWS = f".{INDEX}"
-_FORMAT, _VERSION = "outcrop.mirror", 1
+FORMAT, _VERSION = "outcrop.mirror", 1
 _RANGE_BYTES = 8 << 20
 _DIGEST = r"[0-9a-f]{64}"
 
@@ -67,7 +67,7 @@ class IndexedObjects:
         place = f"{self._remote.uri}/{INDEX}"
         try:
             found = parse_json(content)
-            if (found["format"], found["version"]) != (_FORMAT, _VERSION):
+            if (found["format"], found["version"]) != (FORMAT, _VERSION):
                 raise ValueError(f"format {found['format']!r}, version {found['version']!r}")
             entries = {name: Entry(**entry) for name, entry in found["files"].items()}
             for name, entry in entries.items():
@@ -119,7 +119,7 @@ class IndexedObjects:
             IoError: The store failed several times.
         """
         files = {name: asdict(entry) for name, entry in entries.items()}
-        content = json.dumps({"format": _FORMAT, "version": _VERSION, "files": files}, indent=1).encode()
+        content = json.dumps({"format": FORMAT, "version": _VERSION, "files": files}, indent=1).encode()
         self._remote.write(INDEX, content)
         return content
 

@@ -1,9 +1,12 @@
-"""Verify in an object store: streams every file of a graph or a run, and compares it with its checksum."""
+"""Verify in an object store: streams every file of a graph, a run or a copy of checkpoints, and compares it with its
+checksum.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -11,52 +14,95 @@ import outcrop._core as _core
 from outcrop.errors import ChecksumError, FormatError
 from outcrop.runtime.progress import Progress
 from outcrop.store import manifest as manifests
+from outcrop.store import run as runs
 from outcrop.store.manifest import ArraySpec, Manifest
+from outcrop.store.objects import FORMAT, INDEX, Entry, IndexedObjects
 from outcrop.store.range_copy import RANGE_BYTES, READERS, as_array
 from outcrop.store.remote import RemoteFolder
-from outcrop.store.run import RUN_FILE, STAGES
 from outcrop.store.transport import files_of
 
 _TASK = "verify"
 
 
 def verify_stored(uri: str, progress: Progress) -> dict[str, dict[str, Any]]:
-    """Compares every file of the artifact at ``uri``, or of the stages of a run, with its checksum in the manifest.
+    """Compares every file of the artifact at ``uri`` with its checksum: a graph, the stages of a run, or a copy of
+    checkpoints, of embeddings too.
 
     Returns:
         Artifact -> what :func:`outcrop.store.verify.verify_artifact` says of it. The structure of graphs is not looked
-        at: files that are as they were written are those of a graph.
+        at: files that are as they were written are those of a graph. Of checkpoints each file is an array.
 
     Raises:
-        FormatError: There is no artifact, or a file is missing or of the wrong size.
+        FormatError: There is no artifact, a file is missing or of the wrong size, or stages do not belong together.
         ChecksumError: Bytes differ from those that were written.
         IoError: The store failed several times.
     """
     folder = RemoteFolder(uri)
-    is_run = folder.size(RUN_FILE) is not None
-    candidates = [folder.within(name) for name in STAGES] if is_run else [folder]
-    artifacts = [one for one in candidates if one.size(manifests.MANIFEST) is not None]
-    if not artifacts:
-        raise FormatError(
-            f"{folder.uri} holds no graph and no finished run: no {manifests.MANIFEST} is there"
-        )
-    return {one.uri: _verify(one, progress) for one in artifacts}
+    if folder.size(runs.RUN_FILE) is not None:
+        return _verify_run(folder, progress)
+    if folder.size(manifests.MANIFEST) is not None:
+        return {folder.uri: _verify(folder, progress)}
+    if folder.size(INDEX) is not None:
+        return {folder.uri: _verify_objects(folder, progress)}
+    raise FormatError(
+        f"{folder.uri} holds no graph and no finished run, and no checkpoints: no {manifests.MANIFEST}, "
+        f"{runs.RUN_FILE} or {INDEX} is there"
+    )
+
+
+def _verify_run(folder: RemoteFolder, progress: Progress) -> dict[str, dict[str, Any]]:
+    there = [stage for stage in runs.STAGES if folder.within(stage).size(manifests.MANIFEST) is not None]
+    stages = {stage: folder.within(stage) for stage in runs.finished_stages(there, folder.uri)}
+    runs.check_made_of(
+        {stage: _manifest_of(one)[0] for stage, one in stages.items()}, folder.uri, "upload the run again"
+    )
+    return {one.uri: _verify(one, progress) for one in stages.values()}
+
+
+def _verify_objects(folder: RemoteFolder, progress: Progress) -> dict[str, Any]:
+    """Compares the files of a copy with what its index says of each."""
+    objects = IndexedObjects(
+        folder, (), "train again with the same arguments from where the checkpoint is whole"
+    )
+    entries = objects.entries(objects.read()).values()
+    total = sum(entry.bytes for entry in entries)
+
+    def read(entry: Entry) -> None:
+        for content in objects.chunks(entry):
+            progress.advance(_TASK, len(content))
+
+    progress.start(_TASK, total, "bytes")
+    with _readers() as readers:
+        list(readers.map(read, entries))
+    progress.finish(_TASK)
+    return {"format": FORMAT, "arrays": len(entries), "bytes": total}
+
+
+@contextmanager
+def _readers() -> Iterator[ThreadPoolExecutor]:
+    """Yields threads that begin nothing more where one has failed."""
+    with ThreadPoolExecutor(READERS, "outcrop-verify") as readers:
+        try:
+            yield readers
+        except BaseException:
+            readers.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _manifest_of(folder: RemoteFolder) -> tuple[Manifest, str]:
+    place = f"{folder.uri}/{manifests.MANIFEST}"
+    return manifests.parse(place, folder.read(manifests.MANIFEST)), place
 
 
 def _verify(folder: RemoteFolder, progress: Progress) -> dict[str, Any]:
-    place = f"{folder.uri}/{manifests.MANIFEST}"
-    manifest = manifests.parse(place, folder.read(manifests.MANIFEST))
+    manifest, place = _manifest_of(folder)
     files = files_of(place, manifest)
     here = {name: spec for name, spec in files.items() if _is_there(folder, manifest, spec)}
     total = sum(spec.data_bytes for spec in here.values())
     progress.start(_TASK, total, "bytes")
-    with ThreadPoolExecutor(READERS, "outcrop-verify") as readers:
-        try:
-            for spec in here.values():
-                _verify_file(folder, spec, readers, partial(progress.advance, _TASK))
-        except BaseException:
-            readers.shutdown(wait=False, cancel_futures=True)
-            raise
+    with _readers() as readers:
+        for spec in here.values():
+            _verify_file(folder, spec, readers, partial(progress.advance, _TASK))
     progress.finish(_TASK)
     found = {"format": manifest.format, "arrays": len(here), "bytes": total}
     return {**found, "elsewhere": len(files) - len(here)} if len(here) < len(files) else found

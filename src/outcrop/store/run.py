@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,42 @@ def write(folder: Path, info: RunInfo) -> None:
     path = folder / RUN_FILE
     if not path.is_file() or path.read_bytes() != content.encode():
         manifests.write_atomic(path, content.encode())
+
+
+def finished_stages(there: Collection[str], place: object) -> tuple[str, ...]:
+    """Returns the stages that a run must have of which ``there`` are: up to the last, which is made of all before.
+
+    Args:
+        place: Of the run, for errors.
+
+    Raises:
+        FormatError: There is none.
+    """
+    numbers = [number for number, stage in enumerate(STAGES, 1) if stage in there]
+    if not numbers:
+        raise FormatError(
+            f"{place} is a run of which no stage is finished yet: outcrop prepare again goes on"
+        )
+    return STAGES[: numbers[-1]]
+
+
+def check_made_of(stages: Mapping[str, manifests.Manifest], place: object, remedy: str) -> None:
+    """Checks that each stage of a run was made of those before.
+
+    Args:
+        stages: Name -> what its manifest says.
+        place: Of the run, for errors.
+        remedy: What to do, as in "upload it again".
+
+    Raises:
+        FormatError: One was made of another.
+    """
+    for stage, manifest in stages.items():
+        for of in manifest.inputs.keys() & stages.keys():
+            if manifest.inputs[of] != stages[of].digest():
+                raise FormatError(
+                    f"{place}/{stage} was made of another {of} stage than {place}/{of} is: {remedy}"
+                )
 
 
 _LATER = ("processes", "parts")  # options that are stored where they say something

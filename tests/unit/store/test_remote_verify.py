@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from outcrop.cli.main import app
 from outcrop.errors import ArgumentError, ChecksumError, FormatError
 from outcrop.runtime.progress import SilentProgress
 from outcrop.store import remote_verify
+from outcrop.store.objects import INDEX, IndexedObjects
 from outcrop.store.remote import RemoteFolder, without_keys
 from outcrop.store.remote_verify import verify_stored
 from store_support import Store
@@ -111,3 +113,64 @@ def test_what_is_wrong_is_named(graph: Path, run: Path, tmp_path: Path) -> None:
     oc.upload(run, uri + "g.run", observer=QUIET)
     (tmp_path / "store" / "g.run" / "pack" / "records.1.bin").unlink()  # a part that no machine has sent
     assert verified(uri + "g.run")[f"{uri}g.run/pack"]["elsewhere"] == 1
+
+
+def test_stages_that_are_missing_or_of_another_run(graph: Path, run: Path, tmp_path: Path) -> None:
+    uri, there = f"file://{tmp_path}/store/g.run", tmp_path / "store" / "g.run"
+    oc.upload(run, uri, observer=QUIET)
+    shutil.rmtree(there / "sample")
+    with pytest.raises(FormatError, match=r"g.run/sample/manifest.json is not there"):
+        verified(uri)
+    other = oc.prepare(
+        graph, tmp_path / "o.run", sampling=oc.SampleConfig(fanouts=(2,), batch_size=60), observer=QUIET
+    ).path
+    shutil.copytree(other / "sample", there / "sample")
+    with pytest.raises(
+        FormatError, match=r"g.run/p\w+ was made of another sample stage .*upload the run again"
+    ):
+        verified(uri)
+    for stage in ("sample", "plan", "pack"):
+        shutil.rmtree(there / stage)
+    with pytest.raises(FormatError, match="no stage is finished"):
+        verified(uri)
+
+
+def test_checkpoints(graph: Path, store: Store, tmp_path: Path) -> None:
+    """Of a training, and objects of several kinds as copies of embeddings have."""
+    uri = store("ckpt")
+    options = {"fanouts": (3,), "batch_size": 60, "hidden": 4, "epochs": 1, "mode": "memory"}
+    oc.train(graph, checkpoint=uri, progress=False, **options)
+    entries = IndexedObjects(RemoteFolder(uri), (), "").entries(RemoteFolder(uri).read(INDEX))
+    assert set(entries) == {"last.safetensors", "best.safetensors"}
+    total = sum(entry.bytes for entry in entries.values())
+    assert verified(uri) == {without_keys(uri): {"format": "outcrop.mirror", "arrays": 2, "bytes": total}}
+    copy, contents = (
+        f"file://{tmp_path}/copy",
+        {"slice-0.bin": b"a" * 70_000, "slice-1.bin": b"", "m.json": b"2"},
+    )
+    objects, entries = IndexedObjects(RemoteFolder(copy), list(contents), ""), {}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+        entries[name] = objects.send(name, tmp_path / name, {})
+    objects.publish(entries)
+    want = {"format": "outcrop.mirror", "arrays": 3, "bytes": 70_001}
+    assert verified(copy) == {copy: want}
+    done = CliRunner().invoke(app, ["verify", copy])
+    assert done.exit_code == 0, done.output
+    assert "every checksum right" in done.output
+    for name in ("slice-0.bin", "m.json"):
+        file = tmp_path / "copy" / entries[name].object
+        was = file.read_bytes()
+        file.write_bytes(was[:-1] + b"x")
+        with pytest.raises(ChecksumError, match=rf"{file.name} is not what index.json there says"):
+            verified(copy)
+        file.write_bytes(was + b"more")
+        with pytest.raises(ChecksumError, match=rf"{file.name} is not what"):
+            verified(copy)
+        file.unlink()
+        with pytest.raises(FormatError, match=rf"{file.name}.*not there"):
+            verified(copy)
+        file.write_bytes(was)
+    (tmp_path / "copy" / INDEX).write_bytes(b"{}")
+    with pytest.raises(FormatError, match="is not what Outcrop writes"):
+        verified(copy)
