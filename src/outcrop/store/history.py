@@ -85,7 +85,7 @@ def read(path: Path) -> dict[str, Any]:
     """Reads a record as it was written.
 
     Raises:
-        FormatError: No record, torn, or of another version.
+        FormatError: No record, torn, changed, or of another version.
     """
     try:
         raw = parse_json(path.read_bytes())
@@ -95,6 +95,11 @@ def read(path: Path) -> dict[str, Any]:
     if found != (FORMAT, VERSION):
         raise FormatError(
             f"{path} is {found[0]!r} version {found[1]!r}, not {FORMAT} {VERSION}: delete it, nothing depends on it"
+        )
+    has_checksum, written = manifests.CHECKSUM in raw, raw.pop(manifests.CHECKSUM, None)
+    if has_checksum and written != manifests.checksum_of(raw):  # earlier records have none
+        raise FormatError(
+            f"{path} says other than was written: it was damaged, or changed by hand: delete it, nothing depends on it"
         )
     return raw
 
@@ -112,8 +117,9 @@ def _number(path: Path) -> int:
 def _write(path: Path, content: dict[str, Any]) -> Path:
     with naming_files(path):
         path.parent.mkdir(exist_ok=True)
-    text = json.dumps({"format": FORMAT, "version": VERSION, **content}, separators=(",", ":"))
-    manifests.write_atomic(path, text.encode() + b"\n")
+    told = json.loads(json.dumps({"format": FORMAT, "version": VERSION, **content}))
+    told[manifests.CHECKSUM] = manifests.checksum_of(told)
+    manifests.write_atomic(path, json.dumps(told, separators=(",", ":")).encode() + b"\n")
     return path
 
 
@@ -181,7 +187,7 @@ def recording_preparing(
     about = _about(graph, runtime)
 
     def finish(report: dict[str, Any]) -> None:
-        known = (_safely(lambda: read_preparing(run)) or {}).get("stages", {})
+        known = _safely(lambda: _stages_before(run)) or {}
         result = dict(report)
         stages = result.pop("stages")
         merged = {
@@ -196,6 +202,20 @@ def recording_preparing(
 
     with recorder.watching():
         yield finish
+
+
+def _stages_before(run: Path) -> dict[str, dict[str, Any]]:
+    """Reads what is recorded of stages that were prepared before: name -> record.
+
+    Raises:
+        FormatError: The record is damaged.
+    """
+    found = (read_preparing(run) or {}).get("stages", {})
+    if not (isinstance(found, dict) and all(isinstance(one, dict) for one in found.values())):
+        raise FormatError(
+            f"{run / FOLDER / 'prepare.json'} does not say what its stages are: it was replaced"
+        )
+    return found
 
 
 def _about(graph: Graph, runtime: Runtime) -> dict[str, Any]:

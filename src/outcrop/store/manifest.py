@@ -32,7 +32,7 @@ Versions = int | tuple[int, ...]  # of a format that are read
 _SOURCE = re.compile(
     r"(arrays|edges|npz|scipy|mat|musae|graphbolt|igb|mag240m|ogb|pyg|dgl|tables|ntriples|triples):"
 )
-_CHECKSUM = "sha256"  # of what a manifest says besides
+CHECKSUM = "sha256"  # of what a manifest says besides
 # Array "x_page_crc" has a CRC-32C for each page of the file of array "x".
 PAGE_SUMS = "_page_crc"
 # Attribute of an artifact whose records lie in several files (store/parts.py): how many.
@@ -103,7 +103,8 @@ def _text_of(told: dict[str, Any]) -> str:
     return json.dumps(told, indent=1, sort_keys=True) + "\n"
 
 
-def _checksum_of(told: dict[str, Any]) -> str:
+def checksum_of(told: dict[str, Any]) -> str:
+    """Returns the SHA-256, as hexadecimal digits, of what a file of JSON says besides."""
     return hashlib.sha256(_text_of(told).encode()).hexdigest()
 
 
@@ -114,13 +115,13 @@ def _require_as_written(place: str, raw: dict[str, Any]) -> None:
         FormatError: There is a field that no version has written: of the checksum, perhaps, the name was damaged.
         ChecksumError: It says other than was written.
     """
-    has_checksum, written = _CHECKSUM in raw, raw.pop(_CHECKSUM, None)
+    has_checksum, written = CHECKSUM in raw, raw.pop(CHECKSUM, None)
     if strange := sorted(raw.keys() - Manifest.__dataclass_fields__.keys()):
         raise FormatError(
             f"{place} has a field {strange[0]!r}, which is unknown: it was made by a newer Outcrop, or damaged"
         )
     try:
-        same = not has_checksum or written == _checksum_of(raw)
+        same = not has_checksum or written == checksum_of(raw)
     except RecursionError:
         same = False
     if not same:
@@ -464,7 +465,7 @@ def _put_back(final: Path) -> None:
 def write(folder: Path, manifest: Manifest) -> None:
     """Writes ``manifest`` into ``folder`` by temporary file, fsync and rename, with a checksum of what it says."""
     told = json.loads(manifest.to_json())
-    told[_CHECKSUM] = _checksum_of(told)
+    told[CHECKSUM] = checksum_of(told)
     write_atomic(folder / MANIFEST, _text_of(told).encode())
 
 

@@ -33,6 +33,11 @@ def made(tmp_path, make_runtime):
     return graph, tmp_path / "r", report
 
 
+def without(record):
+    """A record as earlier versions wrote it, without a checksum."""
+    return {name: value for name, value in record.items() if name != "sha256"}
+
+
 def latest(folder):
     return history.read(history.trainings(folder)[-1])
 
@@ -125,6 +130,26 @@ def test_a_history_that_cannot_be_written_is_a_warning(made):
     assert report.batch_losses == wanted.batch_losses
     with pytest.warns(OutcropWarning, match="history"):
         prepare(graph, folder, **OPTIONS)
+
+
+@pytest.mark.parametrize("stages", [5, None, ["sample"], {"plan": 3}])
+def test_a_record_that_says_something_else_is_replaced(made, stages):
+    graph, folder, _ = made
+    path = folder / "history" / "prepare.json"
+    changed = json.loads(path.read_text()) | {"stages": stages}
+    for record, said in ((changed, "says other than was written"), (without(changed), "does not say")):
+        path.write_text(json.dumps(record))
+        with pytest.warns(OutcropWarning, match=rf"history was not kept: .*prepare.json {said}"):
+            prepare(graph, folder, **OPTIONS)
+        assert history.read(path)["stages"] == {}  # all were there
+        prepare(graph, folder, **OPTIONS)
+
+
+def test_records_of_earlier_versions_are_read(made):
+    path = made[1] / "history" / "prepare.json"
+    wanted = history.read(path)
+    path.write_text(json.dumps(without(json.loads(path.read_text()))))
+    assert history.read(path) == wanted
 
 
 def test_a_training_that_fails_leaves_its_epochs(made, monkeypatch):
