@@ -119,6 +119,12 @@ USES: dict[str, tuple[Use, ...]] = {
         _use("embed eval trained.emb --quiet --json said.json", "t.kg", "said.json"),
     ),
 }  # fmt: skip
+# Those that say what is there: of runs and embedding runs with their history, as a page.
+for _artifact in USES:
+    _told = [_use(f"info {_artifact} --quiet")]
+    if _artifact.endswith((".run", ".emb")):
+        _told.append(_use(f"report {_artifact} --no-measure --out page.html --quiet", "g.oc papers.oc t.kg"))
+    USES[_artifact] += tuple(_told)
 
 
 @dataclass(frozen=True)
