@@ -133,6 +133,34 @@ TEST_P(IoFaultTest, ARingThatFailsLaterSaysWhyEachTime) {
               "OUTCROP_IO_BACKEND=pread in the environment");
 }
 
+// Until the kernel is done with a request it may write to the request's memory, which is its caller's again when the job
+// has failed. A delay, which the kernel counts, stands for a slow disk.
+TEST_P(IoFaultTest, ARingThatFailsLaterWaitsForWhatIsUnderWay) {
+  if (GetParam() != Backend::uring) GTEST_SKIP() << "only a ring is entered";
+  using Clock = std::chrono::steady_clock;
+  IoOptions options;
+  options.faults.fail_enter_at = 3;  // the third read makes sure that it comes to that
+  options.faults.error_number = EPERM;
+  options.faults.delay_us = 400'000;
+  auto io = engine(options);
+  const FileId f = io->open(folder_.file("x"), OpenMode::read);
+  BytesVector memory(3 * 4096);
+  const auto started = Clock::now();
+  std::vector<std::shared_ptr<IoJob>> jobs;
+  for (uint64_t i = 0; i < 3; ++i) {
+    jobs.push_back(io->submit(IoOp::read, {{f, i * 4096, 4096, memory.data() + i * 4096}}));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  bool failed = false;
+  try {
+    jobs.front()->wait();
+  } catch (const Error&) {
+    failed = true;
+  }
+  if (failed) EXPECT_GE(Clock::now() - started, std::chrono::microseconds(options.faults.delay_us));
+  EXPECT_THROW(jobs.back()->wait(), Error);
+}
+
 TEST_P(IoFaultTest, EndlessAgainEnds) {
   IoOptions options;
   options.faults.fail_at_op = 0;

@@ -38,7 +38,8 @@ constexpr uint64_t kWake = UINT64_MAX;
 constexpr unsigned kSpareEntries = 8;  // of the submission queue, for the eventfd
 constexpr unsigned kRegisteredFiles = 256;
 constexpr uint64_t kFlightRequests = 16;
-constexpr unsigned kMaxRingErrors = 1000;  // in a row, before the ring is given up
+constexpr unsigned kMaxRingErrors = 1000;   // in a row, before the ring is given up
+constexpr std::chrono::seconds kDrain{30};  // for what is under way when it is
 
 int set_up_ring(io_uring& ring, unsigned entries) {
   const unsigned attempts[] = {IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN,
@@ -63,7 +64,8 @@ Error ring_error(int error_number) {
 
 struct Flight {
   Transfer transfer;
-  int fault = 0;  // errno that stands in for the system call
+  int fault = 0;       // errno that stands in for the system call
+  uint64_t entry = 0;  // of the submission queue: the number of its last attempt's
   bool delaying = false, delayed = false;
   __kernel_timespec delay{};
 };
@@ -96,11 +98,13 @@ class Ring {
   void issue(unsigned index);
   void prepare(io_uring_sqe* sqe, Flight& flight);
   io_uring_sqe* entry();
+  io_uring_sqe* free_entry();
   bool use_registered(const File& file);
   void reap();
   void land(unsigned index, int result);
   void poll_wake();
   void give_up(int error_number);
+  void drain();
 
   const SplitRule rule_;
   const IoOptions& options_;
@@ -122,6 +126,7 @@ class Ring {
   bool broken_ = false;
   int broken_by_ = 0;  // errno
   uint64_t enters_ = 0;
+  uint64_t entries_ = 0;  // of the submission queue that were taken
 
   // Between threads:
   std::mutex mutex_;
@@ -329,6 +334,12 @@ bool Ring::give_slot(Transfer& t) {
 // A SQ entry is free for every flight, but a full queue after an interrupted submission is flushed all the
 // same.
 io_uring_sqe* Ring::entry() {
+  io_uring_sqe* const sqe = free_entry();
+  if (sqe) ++entries_;
+  return sqe;
+}
+
+io_uring_sqe* Ring::free_entry() {
   io_uring_sqe* sqe = io_uring_get_sqe(&ring_);
   for (unsigned i = 0; !sqe && i < kMaxRingErrors; ++i) {
     submit();
@@ -342,6 +353,7 @@ void Ring::issue(unsigned index) {
   Flight& f = flights_[index];
   io_uring_sqe* sqe = entry();
   if (!sqe) return land(index, -EBUSY);
+  f.entry = entries_;
   prepare(sqe, f);
   io_uring_sqe_set_data64(sqe, index);
 }
@@ -420,8 +432,29 @@ void Ring::poll_wake() {
   io_uring_sqe_set_data64(sqe, kWake);
 }
 
-// The ring no longer works. Tearing it down ends the kernel's use of memory; then every job fails.
+// Waits for the requests that the kernel has: it may write to their memory until they are done, also when the ring is
+// gone, and whoever is told that a job failed may use the memory again. Entering for completions alone may work where
+// submitting does not.
+void Ring::drain() {
+  const uint64_t reached = entries_ - io_uring_sq_ready(&ring_);
+  unsigned under_way = 0;
+  for (const Flight& f : flights_) under_way += f.transfer.job && f.entry <= reached;
+  const auto end = std::chrono::steady_clock::now() + kDrain;
+  while (under_way > 0 && std::chrono::steady_clock::now() < end) {
+    __kernel_timespec wait{0, 100'000'000};
+    io_uring_cqe* cqe = nullptr;
+    if (const int result = io_uring_wait_cqe_timeout(&ring_, &cqe, &wait); result < 0) {
+      if (result != -ETIME) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      continue;
+    }
+    under_way -= cqe->user_data != kWake;
+    io_uring_cqe_seen(&ring_, cqe);
+  }
+}
+
+// The ring no longer works: when the kernel is done with what it has, every job fails.
 void Ring::give_up(int error_number) {
+  drain();
   io_uring_queue_exit(&ring_);
   broken_ = true;
   broken_by_ = error_number;
