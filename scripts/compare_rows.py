@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares every row that every mode delivers with the features that a graph was made of, bit for bit.
 
-    scripts/compare_rows.py [--rows N] [--seed S] [--json FILE]        10^9 rows in all, seed 0
+    scripts/compare_rows.py [KIND ...] [--rows N] [--seed S] [--json FILE]     10^9 rows in all, seed 0
 
 Graphs have the same skewed edges and features of several kinds: narrow rows, several to a page; rows that cross pages;
 values in a byte; rows that are mostly zeros, stored sparse. For each kind and each mode, batches are loaded until the
@@ -154,11 +154,13 @@ class Comparison:
 
     def _load(self, mode: str, seed: int, sampling: oc.SampleConfig, run: Path) -> None:
         found = self.found[mode]
-        given = Partition(partitions=32, resident=4) if mode == "partition" else mode
+        given: Partition | str = mode
         memory = None if mode == "memory" else self._memory
         own = run if mode in ("packed", "ondisk", "belady") else None
         with Runtime(memory=memory) as runtime:
             graph = open_graph(self._graph)
+            if mode == "partition":  # as few as fit
+                given = Partition(partitions=max(20 * graph.feature_bytes // self._memory, 32), resident=4)
             with open_session(graph, runtime, given, run_folder=own, config=sampling) as session:
                 for epoch in range(EPOCHS):
                     nodes = hashlib.blake2b(digest_size=16)
@@ -215,15 +217,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=float, default=1e9, help="in all")
+    parser.add_argument(
+        "kinds", nargs="*", default=list(KINDS), help=f"of {', '.join(KINDS)}; all unless given"
+    )
+    parser.add_argument("--rows", type=float, default=1e9, help="in all of them")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="adds what was compared to what this file lists")
     asked = parser.parse_args()
     noted, began = RunList(asked.json, "compare-rows", rows_of), time.monotonic()
     compared: dict[str, dict[str, list[int]]] = {}
     unlike = list[str]()
-    share = -(-int(asked.rows) // (len(KINDS) * len(MODES)))
-    for kind in KINDS:
+    if unknown := set(asked.kinds) - set(KINDS):
+        parser.error(f"{min(unknown)!r} is none of {', '.join(KINDS)}")
+    share = -(-int(asked.rows) // (len(asked.kinds) * len(MODES)))
+    for kind in asked.kinds:
         folder = Path(tempfile.mkdtemp(prefix="outcrop-rows-"))
         try:
             one = Comparison(folder, kind, share, asked.seed)

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Sends a signal at lines of Python that a command runs, one in each run, and looks at what the command makes of it.
 
-    scripts/signal_lines.py [JOB ...] [--lines N] [--signals INT,TERM,HUP,INT+INT] [--at K] [--seed S] [--json FILE]
+    scripts/signal_lines.py [JOB ...] [--lines N] [--signals INT,TERM+TERM,...] [--at K] [--seed S] [--json FILE]
 
 An undisturbed run of each job of scripts/fail_calls.py counts the lines of Outcrop's own code that its main thread
-runs. Then a signal comes at one of them, N of them at random for each signal, INT+INT being two in a row. The command
-must end within a minute (what the slowest took is said), by the status of the signal and without a traceback, or with
-what the undisturbed run made; the same command, run again, must make what the undisturbed run made. Ends with status 1
-where something was otherwise.
+runs. Then a signal comes at one of them, N of them at random for each signal, INT+INT and TERM+TERM being two in a
+row. The command must end within a minute (what the slowest took is said), by the status of the signal and without a
+traceback, or with what the undisturbed run made; the same command, run again, must make what the undisturbed run made.
+Ends with status 1 where something was otherwise.
 """
 
 from __future__ import annotations
@@ -31,12 +31,15 @@ SIGNALS: dict[str, tuple[signal.Signals, ...]] = {
     "INT": (signal.SIGINT,),
     "TERM": (signal.SIGTERM,),
     "HUP": (signal.SIGHUP,),
+    "PIPE": (signal.SIGPIPE,),
     "INT+INT": (signal.SIGINT, signal.SIGINT),
+    "TERM+TERM": (signal.SIGTERM, signal.SIGTERM),
 }
 STATUSES = {
     signal.SIGINT: (130,),
     signal.SIGTERM: (143,),
     signal.SIGHUP: (-signal.SIGHUP, 129),
+    signal.SIGPIPE: (),  # says only that nobody reads what is said
 }
 OWN = f"{os.sep}outcrop{os.sep}"
 
