@@ -16,7 +16,7 @@ import torch
 from torch_geometric.data import Data, HeteroData, InMemoryDataset
 
 import outcrop as oc
-from outcrop.errors import ArgumentError, FormatError
+from outcrop.errors import ArgumentError, BudgetError, FormatError
 from outcrop.importing.sources.pyg_file import read_pyg
 from outcrop.importing.sources.typed import TypedColumns
 from outcrop.runtime.runtime import Runtime
@@ -219,6 +219,57 @@ def test_adjacency_as_a_sparse_tensor(tmp_path: Path) -> None:
     check(load(path), data, tmp_path)
     with pytest.raises(ArgumentError, match=r"adj_t is a sparse tensor \(torch\.sparse_coo\)"):
         load(save(given | {"adj_t": adjacency}, tmp_path / "d.pt"))
+
+
+@pytest.mark.parametrize("typed", [False, True])
+@pytest.mark.parametrize("form", ["coo", "again", "csr"])
+def test_features_and_labels_as_sparse_tensors(tmp_path: Path, form: str, typed: bool) -> None:
+    """Entries of the same place add up, as in a tensor that is not coalesced."""
+    x = torch.where(torch.rand(NODES, 30) < 0.1, torch.rand(NODES, 30), 0)
+    y = (torch.rand(NODES, 5) < 0.3).float()
+
+    def stored(value: torch.Tensor) -> torch.Tensor:
+        coo = value.to_sparse_coo()
+        if form == "again":  # in another order, and twice
+            turned = coo.indices().flip(1)
+            return torch.sparse_coo_tensor(
+                torch.cat([turned, turned], 1),
+                torch.cat([coo.values().flip(0) * part for part in (0.25, 0.75)]),
+                value.shape,
+            )
+        return coo if form == "coo" else value.to_sparse_csr()
+
+    given = plain().to_dict()
+    dense, sparse = given | {"x": x, "y": y}, given | {"x": stored(x), "y": y if typed else stored(y)}
+    if typed:
+        dense, sparse = (
+            {"user": of, ("user", "knows", "user"): {"edge_index": of.pop("edge_index")}}
+            for of in (dense, sparse)
+        )
+    graphs = []
+    for name, of in (("dense", dense), ("sparse", sparse)):
+        (tmp_path / name).mkdir()
+        graphs.append(arrays(load(save(of, tmp_path / name / "d.pt"))))
+    wanted, found = graphs
+    assert list(found) == list(wanted)
+    for name, array in wanted.items():
+        assert np.allclose(found[name], array, rtol=1e-6), name
+        assert form == "again" or np.array_equal(found[name], array), name
+
+
+def test_sparse_features_that_are_damaged(tmp_path: Path) -> None:
+    data = plain()
+    data.x = torch.sparse_coo_tensor([[0, NODES - 1], [1, 2]], torch.ones(2), (NODES, 4))
+    path = save(data, tmp_path / "d.pt")
+    assert load(path).feature_dim == 4
+    data.x = torch.sparse_coo_tensor([[0, 1], [1, 2]], torch.ones(2, 3), (NODES, 4, 3))
+    with pytest.raises(FormatError, match="x has no shape"):
+        load(save(data, tmp_path / "d.pt"))
+    big = torch.sparse_coo_tensor(torch.zeros(2, 400_000, dtype=torch.long), torch.ones(400_000), (NODES, 4))
+    data.x = big
+    with pytest.raises(BudgetError):
+        load(save(data, tmp_path / "d.pt"), memory="4MiB")
+    assert load(path, memory="64MiB").feature_dim == 4
 
 
 @pytest.mark.parametrize("pointers", [True, False])

@@ -30,7 +30,7 @@ from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph_manifest import EDGE_SPLITS
 from outcrop.store.host_array import host_array, is_tensor
 
-_MATRICES = ("features", "labels")  # parts that may be sparse tensors; edges are their indices
+MATRICES = ("features", "labels")  # parts that may be sparse tensors; edges are their indices
 ONE_TYPE = "data.to_homogeneous(), or a dict with the parts of one type"
 # What a part may be called -> what it is.
 KINDS = {
@@ -191,7 +191,7 @@ def part_of(kind: str, value: Any, split_index: int) -> Part:
     """
     if hasattr(value, "tocsr"):
         return Part(kind, csr_of_scipy(kind, value))
-    if kind in _MATRICES and (matrix := _sparse_tensor(kind, value)) is not None:
+    if kind in MATRICES and (matrix := _sparse_tensor(kind, value)) is not None:
         return Part(kind, matrix)
     if is_frame(value):
         return Part(kind, StreamTable(kind, value))

@@ -7,9 +7,10 @@ mean in memory: :mod:`outcrop.importing.sources.objects`, of several types :mod:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from outcrop.importing.sources.adjacency import Adjacency, open_adjacency
 from outcrop.importing.sources.base import GraphSource, TypedSource
 from outcrop.importing.sources.checks import check_told_nodes, check_told_types
 from outcrop.importing.sources.file_map import is_size, mask_of
-from outcrop.importing.sources.hetero import open_columns
-from outcrop.importing.sources.objects import data_parts, notes_of_splits, part_of
+from outcrop.importing.sources.hetero import PartOf, open_columns
+from outcrop.importing.sources.matrix import Csr, csr_of_coo
+from outcrop.importing.sources.objects import MATRICES, data_parts, notes_of_splits, part_of
 from outcrop.importing.sources.parts import Part, Parts, open_parts
 from outcrop.importing.sources.pickles import Made, Name
 from outcrop.importing.sources.torch_file import Sparse, TorchFile, Unreadable
@@ -66,12 +68,13 @@ def open_pyg(
         FormatError: It is no such file, is torn, or names a class that is not read.
     """
     found = read_pyg(path, runtime, held)
+    part = partial(_part, lambda count: held.enter_context(runtime.budget.reserve("import", count)))
     if isinstance(found, TypedColumns):
-        typed = open_columns(found, runtime, config.split_index, _part)
+        typed = open_columns(found, runtime, config.split_index, part)
         check_told_types(typed, path.stat().st_size)
         return typed
     try:
-        source = _source(str(path), found, runtime, config.split_index)
+        source = _source(str(path), found, runtime, config.split_index, part)
         check_told_nodes(source, path.stat().st_size, config.num_nodes)
         return source
     except (ArgumentError, FormatError) as error:
@@ -86,6 +89,23 @@ def read_pyg(path: Path, runtime: Runtime, held: ExitStack) -> dict[str, Any] | 
         FormatError: It is no such file, is torn, or names a class that is not read.
     """
     return _Reader(TorchFile(path, KNOWN, _REMEDY, runtime, held)).graph()
+
+
+@dataclass(frozen=True, eq=False)
+class _Coo(Unreadable):
+    """Holds the entries of a sparse tensor in any order: rows of features or of labels, but no edges.
+
+    Attributes:
+        where: What messages call it.
+        shape: Rows and columns.
+        indices: Integers [2, entries].
+        values: Numbers [entries].
+    """
+
+    where: str
+    shape: tuple[int, int]
+    indices: np.ndarray
+    values: np.ndarray
 
 
 class _Reader:
@@ -193,9 +213,15 @@ class _Reader:
         if value.layout == "torch.sparse_csr" and len(parts) >= 4:
             indptr, indices, data, shape = parts[:4]
             return _adjacency(where, shape, (indptr, indices, data), lists=True)
-        return Unreadable(
-            f"{where} is a sparse tensor ({value.layout}): save edge_index, or .to_sparse_csr()"
-        )
+        why = f"{where} is a sparse tensor ({value.layout}): save edge_index, or .to_sparse_csr()"
+        if value.layout == "torch.sparse_coo" and len(parts) >= 3:
+            indices, data, shape = parts[:3]
+            if not (isinstance(indices, np.ndarray) and indices.ndim == 2 and len(indices) == 2):
+                raise FormatError(f"{where} lacks its indices: the file is damaged")
+            if not isinstance(data, np.ndarray):
+                raise FormatError(f"{where} lacks its values: the file is damaged")
+            return _Coo(why, where, _shape_of(where, shape), indices, data)
+        return Unreadable(why)
 
     def _sparse_tensor(self, value: Made, name: str) -> Any:
         where = f"{self._name}: {name}"
@@ -217,12 +243,37 @@ def _adjacency(where: str, shape: Any, arrays: tuple[Any, Any, Any], lists: bool
     given = (ends, others) if weights is None else arrays
     if not all(isinstance(array, np.ndarray) for array in given):
         raise FormatError(f"{where} lacks its rows or columns: the file is damaged")
+    rows, columns = _shape_of(where, shape)
+    return Adjacency(where, rows, columns, ends, others, lists, turned=True, weights=weights)
+
+
+def _shape_of(where: str, shape: Any) -> tuple[int, int]:
     if not isinstance(shape, tuple | list) or len(shape) != 2 or not all(is_size(size) for size in shape):
         raise FormatError(f"{where} has no shape: the file is damaged")
-    return Adjacency(where, shape[0], shape[1], ends, others, lists, turned=True, weights=weights)
+    return shape[0], shape[1]
 
 
-def _source(name: str, given: dict[str, Any], runtime: Runtime, split_index: int) -> GraphSource:
+def _matrix(value: Adjacency | _Coo, reserve: Callable[[int], object]) -> Csr:
+    """Returns the rows of a sparse tensor.
+
+    Args:
+        reserve: Reserves the bytes of putting entries in order.
+    """
+    if isinstance(value, _Coo):
+        shape, (rows, columns) = np.array(value.shape, np.int64), value.indices
+        return csr_of_coo(value.where, shape, rows, columns, value.values, reserve)
+    shape, weights = np.array((value.rows, value.columns), np.int64), value.weights
+    if value.lists:
+        return Csr(value.name, shape, value.ends, value.others, weights)
+    if weights is None:
+        reserve(4 * len(value.others))
+        weights = np.ones(len(value.others), np.float32)
+    return csr_of_coo(value.name, shape, value.ends, value.others, weights, reserve)
+
+
+def _source(
+    name: str, given: dict[str, Any], runtime: Runtime, split_index: int, part: PartOf
+) -> GraphSource:
     adj_t = given.get("adj_t") if given.get("edge_index") is None else None
     if adj_t is not None:
         given = {key: value for key, value in given.items() if key != "adj_t"}
@@ -235,7 +286,7 @@ def _source(name: str, given: dict[str, Any], runtime: Runtime, split_index: int
     if "edges" not in named and adj_t is None:
         raise ArgumentError(f"{name} has no edge_index; it has {', '.join(map(repr, given)) or 'nothing'}")
     notes += notes_of_splits(name, named, split_index)
-    parts = {kind: _part(name, kind, value, split_index) for kind, value in named.items()}
+    parts = {kind: part(name, kind, value, split_index) for kind, value in named.items()}
     given_parts = Parts(name, parts, num_nodes=count, notes=notes)
     if isinstance(adj_t, Adjacency):
         return open_adjacency(adj_t, given_parts, runtime)
@@ -246,7 +297,9 @@ def _source(name: str, given: dict[str, Any], runtime: Runtime, split_index: int
     return open_parts(given_parts, runtime)
 
 
-def _part(name: str, kind: str, value: Any, split_index: int) -> Part:
+def _part(reserve: Callable[[int], object], name: str, kind: str, value: Any, split_index: int) -> Part:
+    if kind in MATRICES and isinstance(value, Adjacency | _Coo):
+        return Part(f"{name}: {kind}", _matrix(value, reserve))
     if isinstance(value, Unreadable):
         raise ArgumentError(value.why)
     plain = isinstance(value, list) and all(type(item) in (int, float, bool, str) for item in value)
