@@ -16,6 +16,7 @@
 #include <liburing.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -38,8 +39,9 @@ constexpr uint64_t kWake = UINT64_MAX;
 constexpr unsigned kSpareEntries = 8;  // of the submission queue, for the eventfd
 constexpr unsigned kRegisteredFiles = 256;
 constexpr uint64_t kFlightRequests = 16;
-constexpr unsigned kMaxRingErrors = 1000;   // in a row, before the ring is given up
-constexpr std::chrono::seconds kDrain{30};  // for what is under way when it is
+constexpr unsigned kMaxRingErrors = 1000;  // in a row, before the ring is given up
+// At most, for what is under way then; and where the kernel says nothing of it.
+constexpr std::chrono::seconds kDrain{30}, kBlindDrain{5};
 
 int set_up_ring(io_uring& ring, unsigned entries) {
   const unsigned attempts[] = {IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN,
@@ -433,18 +435,22 @@ void Ring::poll_wake() {
 }
 
 // Waits for the requests that the kernel has: it may write to their memory until they are done, also when the ring is
-// gone, and whoever is told that a job failed may use the memory again. Entering for completions alone may work where
-// submitting does not.
+// gone, and whoever is told that a job failed may use the memory again. Nothing more is submitted meanwhile: liburing's
+// waits with a time limit would, on older kernels. Asking for completions may work where submitting does not; where it
+// does not either, nobody can know, and the clock has to do.
 void Ring::drain() {
   const uint64_t reached = entries_ - io_uring_sq_ready(&ring_);
   unsigned under_way = 0;
   for (const Flight& f : flights_) under_way += f.transfer.job && f.entry <= reached;
-  const auto end = std::chrono::steady_clock::now() + kDrain;
-  while (under_way > 0 && std::chrono::steady_clock::now() < end) {
-    __kernel_timespec wait{0, 100'000'000};
+  const auto began = std::chrono::steady_clock::now();
+  auto most = kDrain;
+  while (under_way > 0 && std::chrono::steady_clock::now() - began < most) {
+    // Also runs what DEFER_TASKRUN has put off.
+    const long result = syscall(__NR_io_uring_enter, ring_.ring_fd, 0, 0, IORING_ENTER_GETEVENTS, nullptr, 0);
+    most = result < 0 && errno != EINTR ? kBlindDrain : kDrain;
     io_uring_cqe* cqe = nullptr;
-    if (const int result = io_uring_wait_cqe_timeout(&ring_, &cqe, &wait); result < 0) {
-      if (result != -ETIME) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (io_uring_peek_cqe(&ring_, &cqe) < 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
       continue;
     }
     under_way -= cqe->user_data != kWake;
@@ -452,7 +458,7 @@ void Ring::drain() {
   }
 }
 
-// The ring no longer works: when the kernel is done with what it has, every job fails.
+// The ring no longer works: when the kernel is done with what it has, or has had time for it, every job fails.
 void Ring::give_up(int error_number) {
   drain();
   io_uring_queue_exit(&ring_);
