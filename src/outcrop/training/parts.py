@@ -15,6 +15,7 @@ from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import BudgetError
 from outcrop.training import spool
 from outcrop.training.batch_request import BatchRequest
+from outcrop.training.fallback import begun
 from outcrop.training.learning import LearningTask
 from outcrop.training.supply import BatchSupply, folder_beside, prepare_supply
 
@@ -109,12 +110,13 @@ def _giving_up(folder: Path) -> Iterator[None]:
     """Removes what was begun in ``folder`` where a limit cannot be met so, as its disk is for what is done instead; a
     folder that was there before stays.
     """
-    there = folder.exists()
+    new = [] if folder.exists() else [folder]
     try:
         yield
     except BudgetError:
-        if not there:
-            shutil.rmtree(folder, ignore_errors=True)
+        with begun(new) as found:
+            for one in found:
+                shutil.rmtree(one, ignore_errors=True)
         raise
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -31,6 +30,7 @@ from outcrop.store.lock import only_process_in
 from outcrop.training import spool
 from outcrop.training.batch_request import BatchRequest
 from outcrop.training.choices import Choices
+from outcrop.training.fallback import Fallback
 from outcrop.training.parts import supply_within_disk
 from outcrop.training.processes import name_of_kind, other_processors, processor_kind, usual_threads
 from outcrop.training.report import TrainReport
@@ -94,28 +94,24 @@ def run(
         if asked.next_epoch is None and request.run is None and request.prepares:
             mode = Online(**mode.common)  # nothing is left to train: only nodes to be scored
         fits = partial(_needs, learned, asked, rest=rest)
-        drawn = request.drawn  # where packing does not fit
-        refused = partial(fits, mode) if drawn is None else partial(_either, fits, mode, drawn.mode)
-        what = f"train in mode {mode}" if drawn is None else "train"
-        advice = partial(other_modes, memory, mode, fits)
-        closing.enter_context(naming_smallest(memory, refused, what, advice))
-        if memory is not None and memory <= learned:
-            raise BudgetError(f"rows that are learned take {format_bytes(learned)} alone")
-        ahead = ImportAhead(*_LEARNING)
-        with group.together("preparing", patient=True):
-            beside = [folder_beside(graph, suffix) for suffix in (".run", ".pools")]
-            new = [folder for folder in beside if not folder.exists()]
-            try:
-                supply, why = _supply(request, asked, mode, said, closing, group)
-            except BudgetError as error:
-                if drawn is None or memory is None or error.limit != "memory" or not fits(drawn.mode)(memory):
-                    raise
-                for folder in new:  # what was drawn before packing was refused
-                    shutil.rmtree(folder, ignore_errors=True)
-                request, mode = drawn, drawn.mode
-                said.add(f"mode {mode}: there is too little memory to pack rows ({error})")
-                supply, why = _supply(request, asked, mode, said, closing, group)
-            _wait_for(ahead, told)
+        fallback = Fallback(request)
+        other, what = fallback.drawn, "train" if fallback.drawn else f"train in mode {mode}"
+        refused = partial(fits, mode) if other is None else partial(_either, fits, mode, other.mode)
+        with naming_smallest(memory, refused, what, partial(other_modes, memory, mode, fits)):
+            if memory is not None and memory <= learned:
+                raise BudgetError(f"rows that are learned take {format_bytes(learned)} alone")
+            ahead = ImportAhead(*_LEARNING)
+            with group.together("preparing", patient=True):
+                try:
+                    supply, why = _supply(request, asked, mode, said, closing, group)
+                except BudgetError as error:
+                    request, why = fallback.give_up(error, fits, memory)
+                    mode = request.mode
+                    said.add(why)
+                    supply, why = _supply(request, asked, mode, said, closing, group)
+                _wait_for(ahead, told)
+        refused, advice = partial(fits, mode), partial(other_modes, memory, mode, fits)
+        closing.enter_context(naming_smallest(memory, refused, f"train in mode {mode}", advice))
         from outcrop.training.learn import learn
 
         _compare_processors(request, said, group)

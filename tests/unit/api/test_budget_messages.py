@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,9 @@ from outcrop.runtime.runtime import Runtime
 from outcrop.runtime.smallest_budget import SMALLER_BATCHES, smallest
 from outcrop.sampling.partitioned import fitting_partitions
 from outcrop.store.graph import Graph
+from outcrop.store.lock import only_process_in
 from outcrop.training import spool
+from outcrop.training.fallback import Fallback
 
 TRAIN = {"fanouts": (4, 4), "batch_size": 40, "hidden": 4, "epochs": 1, "progress": False}
 MODES = ("packed", "online", "memory", "memmap", "ondisk", "dynamic")
@@ -223,12 +227,73 @@ def test_without_a_mode_the_one_that_works_is_taken(
     for memory in (packed - 1, online):
         found = oc.train(graph, memory=memory, **options)
         assert (found.mode, found.batch_losses) == ("online", want.batch_losses)
-        assert "mode online: there is too little memory to pack rows" in found.chosen
+        assert re.fullmatch(
+            r"new batches in every epoch: 1 epoch is prepared at once\n"
+            r"mode online instead: there is too little memory to prepare a run \(.*\)",
+            found.chosen,
+        )
         assert found.peak_host_bytes <= memory
         assert set(graph.path.parent.iterdir()) == before
     assert smallest_of(None) == online
     found = oc.train(graph, memory=packed, **options)
     assert (found.mode, found.batch_losses) == ("packed", want.batch_losses)
+
+
+def tree(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_nothing_is_taken_back_that_was_there_or_is_anothers(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where preparing is refused: a run of other options stays, as do folders that somebody else has made or uses."""
+    monkeypatch.setattr(spool, "decide_spooling", lambda *_: SpoolDecision(0, None, ""))
+    with pytest.raises(BudgetError) as refused:
+        oc.train(graph, mode="packed", memory=20_000, **TRAIN)
+    assert refused.value.smallest is not None
+    too_little = refused.value.smallest - 1
+    run, pools = (graph.path.with_name(graph.path.name + suffix) for suffix in (".run", ".pools"))
+    shutil.rmtree(run, ignore_errors=True)  # of other tests
+
+    def trained_while(meanwhile: Callable[[], object]) -> str:
+        """Trains; right before preparing is refused, something happens in the folders beside the graph."""
+        real = Fallback.give_up
+
+        def give_up(*args: Any) -> Any:
+            meanwhile()
+            return real(*args)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Fallback, "give_up", give_up)
+            return oc.train(graph, memory=too_little, **TRAIN).mode
+
+    assert trained_while(lambda: None) == "online"
+    assert not run.exists()
+    with ExitStack() as held:  # another process waits for the lock, and has it
+        assert trained_while(lambda: held.enter_context(only_process_in(run))) == "online"
+        assert (run / "sample").is_dir()
+    shutil.rmtree(run)
+    assert trained_while(lambda: shutil.copytree(graph.path, run / "pack")) == "online"
+    assert (run / "pack").is_dir()  # finished by another
+    shutil.rmtree(run)
+
+    def others() -> None:
+        pools.mkdir()
+        (pools / "notes.txt").write_text("mine")
+
+    assert trained_while(others) == "online"
+    assert (run.exists(), (pools / "notes.txt").read_text()) == (False, "mine")
+    shutil.rmtree(pools)
+    for fanouts, mode in (((4, 4), "online"), ((2, 2), None)):
+        oc.train(graph, mode="packed", **TRAIN | {"fanouts": fanouts})
+        before = tree(run)
+        if mode is not None:  # of the same batches: nothing of it is replaced before preparing is refused
+            assert oc.train(graph, memory=too_little, **TRAIN).mode == mode
+            assert tree(run) == before
+    before = tree(run / "pack")
+    with pytest.raises(BudgetError, match=r"in mode packed.*--mode online works with this budget"):
+        oc.train(graph, memory=too_little, **TRAIN)
+    assert tree(run / "pack") == before
 
 
 @given(

@@ -1,0 +1,90 @@
+"""Mode ``online`` in place of one that prepares, where memory is too small for preparing and no mode was named."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from outcrop.errors import BudgetError, OutcropError
+from outcrop.loading.modes import Mode
+from outcrop.store import run as runs
+from outcrop.store.lock import opened, try_lock
+from outcrop.training.request import TrainRequest
+from outcrop.training.supply import folder_beside
+
+# What a preparation leaves that was refused before its end: no packed stage, but of pools those for evaluation.
+_BEGUN = re.compile(
+    rf"{re.escape(runs.RUN_FILE)}|\.?(sample|plan)(\.partial)?|\.pack\.partial|history|eval|pool-\d+"
+)
+
+
+class Fallback:
+    """Says how a training goes on where preparing is refused its memory; made before preparing begins.
+
+    Attributes:
+        drawn: The training in mode ``online``; None where that is no choice: a mode was named, or pools or a run of
+            other batches lie beside the graph already, which preparing might replace before it is refused.
+    """
+
+    def __init__(self, request: TrainRequest):
+        run, pools = (folder_beside(request.graph, suffix) for suffix in (".run", ".pools"))
+        self._new = [folder for folder in (run, pools) if not folder.exists()]
+        free = pools in self._new and (run in self._new or _has_same_batches(run, request))
+        self.drawn: TrainRequest | None = request.drawn if free else None
+
+    def give_up(
+        self, error: BudgetError, fits: Callable[[Mode], Callable[[int], bool]], memory: int | None
+    ) -> tuple[TrainRequest, str]:
+        """Removes what preparing has begun beside the graph; returns the training in mode ``online``, and what to say.
+
+        Args:
+            error: What refused preparing.
+            fits: Makes what says whether a budget is enough for a mode.
+
+        Raises:
+            BudgetError: ``error``, where it is not about memory, or there is no choice, or too little ``memory`` for
+                mode ``online`` either.
+        """
+        if self.drawn is None or memory is None or error.limit != "memory":
+            raise error
+        with begun(self._new) as folders:
+            if not fits(self.drawn.mode)(memory):
+                raise error
+            for folder in folders:
+                shutil.rmtree(folder, ignore_errors=True)
+        why = f"mode {self.drawn.mode} instead: there is too little memory to prepare a run ({error})"
+        return self.drawn, why
+
+
+@contextmanager
+def begun(new: Sequence[Path]) -> Iterator[list[Path]]:
+    """Locks those of ``new`` that hold nothing but what a preparation has begun, and that nobody else has locked;
+    yields them.
+
+    Args:
+        new: Folders of runs and pools that were not there before.
+    """
+    found: list[Path] = []
+    with ExitStack() as locks:
+        for folder in new:
+            with suppress(OSError):  # there is none
+                inner = list(folder.iterdir())
+                parts = [folder, *(path for path in inner if path.is_dir())]
+                if all(_BEGUN.fullmatch(path.name) for path in inner) and all(
+                    try_lock(locks.enter_context(opened(part)), wait=False) for part in parts
+                ):
+                    found.append(folder)
+        yield found
+
+
+def _has_same_batches(run: Path, request: TrainRequest) -> bool:
+    try:
+        info = runs.read(run)
+    except OutcropError:
+        return False
+    wanted = replace(request.batches.sampling, epochs=request.training.epochs)
+    return (info.graph_digest, info.sample) == (request.graph.digest(), wanted)
