@@ -38,7 +38,7 @@ PAGE, BURST, EVERY = 4096, 64, 200  # bytes, bytes, mutations between two notes
 UNREAD = (
     "history",
     *fail_calls.TIMED,
-)  # say when a command ran, and what was asked; no checksum knows them
+)  # say when a command ran, and what was asked; verify does not look at them
 MAY_LACK = (
     "last.safetensors",
     "checkpoint.safetensors",
@@ -119,7 +119,8 @@ USES: dict[str, tuple[Use, ...]] = {
         _use("embed eval trained.emb --quiet --json said.json", "t.kg", "said.json"),
     ),
 }  # fmt: skip
-# Those that say what is there: of runs and embedding runs with their history, as a page.
+# Those that say what is there, of runs and embedding runs as a page with their history. They say what is damaged among
+# the rest, so nothing of it is compared.
 for _artifact in USES:
     _told = [_use(f"info {_artifact} --quiet")]
     if _artifact.endswith((".run", ".emb")):

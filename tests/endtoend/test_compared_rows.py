@@ -26,6 +26,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", range(4))
 def test_rows_of_all_modes(module: ModuleType, tmp_path: Path, kind: int) -> None:
+    assert len(module.KINDS) == 4
     made = module.Comparison(tmp_path, list(module.KINDS)[kind], 1, 0)
     made.compare()
     assert set(made.found) == set(module.MODES)

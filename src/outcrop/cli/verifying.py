@@ -48,7 +48,8 @@ def _verify_run(path: Path, runtime: Runtime) -> dict[str, dict[str, Any]]:
     name when it is finished.
     """
     runs.read(path)
-    stages = runs.finished_stages([stage for stage in runs.STAGES if (path / stage).exists()], path)
+    there = [stage for stage in runs.STAGES if (path / stage).exists()]
+    stages = runs.finished_stages(there, path, "outcrop prepare again goes on")
     results = {str(path / stage): verify_artifact(path / stage, runtime) for stage in stages}
     found = {stage: manifests.read_any(path / stage) for stage in stages}
     runs.check_made_of(found, path, "outcrop prepare, with the options of the run, makes it anew")

@@ -77,8 +77,19 @@ def trainings(run: Path) -> list[Path]:
 
 
 def read_preparing(run: Path) -> dict[str, Any] | None:
+    """Reads how a run was prepared; None: nobody has kept it.
+
+    Raises:
+        FormatError: As :func:`read`, or it does not say what its stages are.
+    """
     path = run / FOLDER / "prepare.json"
-    return read(path) if path.is_file() else None
+    if not path.is_file():
+        return None
+    record = read(path)
+    stages = record.get("stages", {})
+    if not (isinstance(stages, dict) and all(isinstance(one, dict) for one in stages.values())):
+        raise FormatError(f"{path} does not say what its stages are: delete it, nothing depends on it")
+    return record
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -187,7 +198,7 @@ def recording_preparing(
     about = _about(graph, runtime)
 
     def finish(report: dict[str, Any]) -> None:
-        known = _safely(lambda: _stages_before(run)) or {}
+        known = (_safely(lambda: read_preparing(run)) or {}).get("stages", {})
         result = dict(report)
         stages = result.pop("stages")
         merged = {
@@ -202,20 +213,6 @@ def recording_preparing(
 
     with recorder.watching():
         yield finish
-
-
-def _stages_before(run: Path) -> dict[str, dict[str, Any]]:
-    """Reads what is recorded of stages that were prepared before: name -> record.
-
-    Raises:
-        FormatError: The record is damaged.
-    """
-    found = (read_preparing(run) or {}).get("stages", {})
-    if not (isinstance(found, dict) and all(isinstance(one, dict) for one in found.values())):
-        raise FormatError(
-            f"{run / FOLDER / 'prepare.json'} does not say what its stages are: it was replaced"
-        )
-    return found
 
 
 def _about(graph: Graph, runtime: Runtime) -> dict[str, Any]:

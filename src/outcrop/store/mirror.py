@@ -19,7 +19,6 @@ from outcrop.store.manifest import sync_folder, write_atomic
 from outcrop.store.objects import FOLLOWS, Entry, IndexedObjects, sha256_of
 from outcrop.store.remote import RemoteFolder
 
-_TRIES = 4  # of readers, from under whom a writer removes what they were about to read
 _REMEDY = "remove the folder there, and begin anew"
 
 
@@ -85,22 +84,18 @@ class FolderMirror:
         objects.remove_others(entries)
 
     def _fetch(self, names: Sequence[str]) -> None:
-        for left in reversed(range(_TRIES)):
-            content = self._objects.read()
-            entries = self._objects.entries(content)
-            try:
-                for name in names:
-                    if name not in entries:
-                        (self._folder / name).unlink(missing_ok=True)
-                    elif not self._is_same(name, entries[name]):
-                        self._fetch_file(name, entries[name])
-            except FormatError:
-                if not left or self._objects.read() == content:  # nobody has replaced what was read
-                    raise
-                continue
-            sync_folder(self._folder)
-            write_atomic(self._folder / FOLLOWS, content)
-            return
+        def fetch(index: bytes) -> bytes:
+            entries = self._objects.entries(index)
+            for name in names:
+                if name not in entries:
+                    (self._folder / name).unlink(missing_ok=True)
+                elif not self._is_same(name, entries[name]):
+                    self._fetch_file(name, entries[name])
+            return index
+
+        index = self._objects.at_one_moment(fetch)
+        sync_folder(self._folder)
+        write_atomic(self._folder / FOLLOWS, index)
 
     def _fetch_file(self, name: str, entry: Entry) -> None:
         handle, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=self._folder)

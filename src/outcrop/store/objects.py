@@ -10,9 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -26,6 +27,9 @@ FOLLOWS = f".{INDEX}"
 FORMAT, _VERSION = "outcrop.mirror", 1
 _RANGE_BYTES = 8 << 20
 _DIGEST = r"[0-9a-f]{64}"
+_TRIES = 4  # of readers, from under whom a writer removes what they were about to read
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,22 @@ class IndexedObjects:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise FormatError(f"{place} is not what Outcrop writes ({error}): name another place") from None
         return entries
+
+    def at_one_moment(self, use: Callable[[bytes], T]) -> T:
+        """Returns what ``use`` makes of the index; it is called again where it fails and a writer has written another
+        index meanwhile, and removed what the one before named.
+
+        Raises:
+            FormatError: The index is none, or names what is not there.
+        """
+        for left in reversed(range(_TRIES)):
+            content = self.read()
+            try:
+                return use(content)
+            except FormatError:
+                if not left or self.read() == content:  # nobody has replaced what was read
+                    raise
+        raise AssertionError
 
     def require_unchanged(self, content: bytes, followed: bytes | None) -> None:
         """Checks that the index that is there is the one that this process knows.

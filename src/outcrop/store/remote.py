@@ -132,7 +132,8 @@ class RemoteFolder:
         """Returns what the store says of the files here; nothing where there is no folder.
 
         Of a folder of this machine that comes or goes meanwhile, Arrow says that it is not there, though that is
-        allowed: it asks whether there is one when it could not open it, and then there is. It is asked again.
+        allowed: it asks whether there is one when it could not open it, and then there is. It is asked again, as
+        stores are which say so.
         """
         from pyarrow.fs import FileSelector, FileType
 
@@ -141,8 +142,9 @@ class RemoteFolder:
         def attempt() -> list[FileInfo]:
             try:
                 return self._system.get_file_info(selector)
-            except FileNotFoundError:
-                raise BlockingIOError(errno.EAGAIN, "the folder came or went while it was listed") from None
+            except FileNotFoundError as error:
+                why = f"the folder came or went while it was listed ({_first_line(error)})"
+                raise BlockingIOError(errno.EAGAIN, why) from error
 
         return [info for info in self._persistently("", attempt) if info.type == FileType.File]
 

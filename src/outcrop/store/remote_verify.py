@@ -4,7 +4,8 @@ checksum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -52,7 +53,13 @@ def verify_stored(uri: str, progress: Progress) -> dict[str, dict[str, Any]]:
 
 def _verify_run(folder: RemoteFolder, progress: Progress) -> dict[str, dict[str, Any]]:
     there = [stage for stage in runs.STAGES if folder.within(stage).size(manifests.MANIFEST) is not None]
-    stages = {stage: folder.within(stage) for stage in runs.finished_stages(there, folder.uri)}
+    wanted = runs.finished_stages(there, folder.uri, "prepare it, and upload it again")
+    if missing := [stage for stage in wanted if stage not in there]:
+        raise FormatError(
+            f"{folder.uri}/{missing[0]}/{manifests.MANIFEST} is not there, though {there[-1]} was made of it: upload "
+            "the run again"
+        )
+    stages = {stage: folder.within(stage) for stage in wanted}
     runs.check_made_of(
         {stage: _manifest_of(one)[0] for stage, one in stages.items()}, folder.uri, "upload the run again"
     )
@@ -60,22 +67,42 @@ def _verify_run(folder: RemoteFolder, progress: Progress) -> dict[str, dict[str,
 
 
 def _verify_objects(folder: RemoteFolder, progress: Progress) -> dict[str, Any]:
-    """Compares the files of a copy with what its index says of each."""
+    """Compares the files of a copy with what its index says of each; a training may go on writing there."""
     objects = IndexedObjects(
         folder, (), "train again with the same arguments from where the checkpoint is whole"
     )
-    entries = objects.entries(objects.read()).values()
-    total = sum(entry.bytes for entry in entries)
+
+    def verify(index: bytes) -> dict[str, Any]:
+        entries = objects.entries(index).values()
+        total = sum(entry.bytes for entry in entries)
+        progress.start(_TASK, total, "bytes")
+        _read_all(objects, list(entries), partial(progress.advance, _TASK))
+        progress.finish(_TASK)
+        return {"format": FORMAT, "arrays": len(entries), "bytes": total}
+
+    return objects.at_one_moment(verify)
+
+
+def _read_all(objects: IndexedObjects, entries: Sequence[Entry], advance: Callable[[int], None]) -> None:
+    """Reads contents whole, several at a time; where one is wrong the others are left."""
+    stopped = threading.Event()
 
     def read(entry: Entry) -> None:
-        for content in objects.chunks(entry):
-            progress.advance(_TASK, len(content))
+        try:
+            for content in objects.chunks(entry):
+                if stopped.is_set():
+                    return
+                advance(len(content))
+        except BaseException:
+            stopped.set()
+            raise
 
-    progress.start(_TASK, total, "bytes")
     with _readers() as readers:
-        list(readers.map(read, entries))
-    progress.finish(_TASK)
-    return {"format": FORMAT, "arrays": len(entries), "bytes": total}
+        try:
+            for done in [readers.submit(read, entry) for entry in entries]:
+                done.result()
+        finally:
+            stopped.set()
 
 
 @contextmanager

@@ -49,20 +49,19 @@ def write(folder: Path, info: RunInfo) -> None:
         manifests.write_atomic(path, content.encode())
 
 
-def finished_stages(there: Collection[str], place: object) -> tuple[str, ...]:
+def finished_stages(there: Collection[str], place: object, remedy: str) -> tuple[str, ...]:
     """Returns the stages that a run must have of which ``there`` are: up to the last, which is made of all before.
 
     Args:
         place: Of the run, for errors.
+        remedy: What to do where there is none.
 
     Raises:
         FormatError: There is none.
     """
     numbers = [number for number, stage in enumerate(STAGES, 1) if stage in there]
     if not numbers:
-        raise FormatError(
-            f"{place} is a run of which no stage is finished yet: outcrop prepare again goes on"
-        )
+        raise FormatError(f"{place} is a run of which no stage is finished yet: {remedy}")
     return STAGES[: numbers[-1]]
 
 

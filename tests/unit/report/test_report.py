@@ -323,6 +323,18 @@ def test_damaged_history_is_left_out_and_named(tmp_path):
     assert "prepare.json" in html
 
 
+@pytest.mark.parametrize("stages", [5, {"plan": 3}])
+def test_a_record_of_earlier_versions_that_says_something_else(tmp_path, stages):
+    """They have no checksum."""
+    folder = a_run(tmp_path / "r")
+    (folder / "history").mkdir()
+    record = {"format": history.FORMAT, "version": history.VERSION, "kind": "prepare", "stages": stages}
+    (folder / "history" / "prepare.json").write_text(json.dumps(record))
+    found = collect_run(folder)
+    assert (found.preparing, len(found.problems)) == (None, 1)
+    assert "prepare.json does not say what its stages are" in runs.run_page(found)
+
+
 def test_a_training_on_a_run_that_was_replaced_is_not_shown_as_one_on_this(tmp_path):
     folder = a_run(tmp_path / "r")
     record = {k: v for k, v in a_training().items() if k not in ("number", "kind")}

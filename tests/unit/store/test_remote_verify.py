@@ -17,7 +17,7 @@ from outcrop.cli.main import app
 from outcrop.errors import ArgumentError, ChecksumError, FormatError
 from outcrop.runtime.progress import SilentProgress
 from outcrop.store import remote_verify
-from outcrop.store.objects import INDEX, IndexedObjects
+from outcrop.store.objects import INDEX, Entry, IndexedObjects
 from outcrop.store.remote import RemoteFolder, without_keys
 from outcrop.store.remote_verify import verify_stored
 from store_support import Store
@@ -119,7 +119,9 @@ def test_stages_that_are_missing_or_of_another_run(graph: Path, run: Path, tmp_p
     uri, there = f"file://{tmp_path}/store/g.run", tmp_path / "store" / "g.run"
     oc.upload(run, uri, observer=QUIET)
     shutil.rmtree(there / "sample")
-    with pytest.raises(FormatError, match=r"g.run/sample/manifest.json is not there"):
+    with pytest.raises(
+        FormatError, match=r"g.run/sample/manifest.json is not there, though pack was made of it"
+    ):
         verified(uri)
     other = oc.prepare(
         graph, tmp_path / "o.run", sampling=oc.SampleConfig(fanouts=(2,), batch_size=60), observer=QUIET
@@ -131,11 +133,11 @@ def test_stages_that_are_missing_or_of_another_run(graph: Path, run: Path, tmp_p
         verified(uri)
     for stage in ("sample", "plan", "pack"):
         shutil.rmtree(there / stage)
-    with pytest.raises(FormatError, match="no stage is finished"):
+    with pytest.raises(FormatError, match="no stage is finished yet: prepare it, and upload it again"):
         verified(uri)
 
 
-def test_checkpoints(graph: Path, store: Store, tmp_path: Path) -> None:
+def test_checkpoints(graph: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a training, and objects of several kinds as copies of embeddings have."""
     uri = store("ckpt")
     options = {"fanouts": (3,), "batch_size": 60, "hidden": 4, "epochs": 1, "mode": "memory"}
@@ -171,6 +173,23 @@ def test_checkpoints(graph: Path, store: Store, tmp_path: Path) -> None:
         with pytest.raises(FormatError, match=rf"{file.name}.*not there"):
             verified(copy)
         file.write_bytes(was)
+    read_entries, replaced = IndexedObjects.entries, list[bytes]()
+
+    def entries_of(self: IndexedObjects, content: bytes) -> dict[str, Entry]:
+        """A training writes another index, and removes what the one before named, when that was read."""
+        found = read_entries(self, content)
+        if not replaced:
+            replaced.append(content)
+            (tmp_path / "m.json").write_bytes(b"later")
+            after = entries | {"m.json": objects.send("m.json", tmp_path / "m.json", {})}
+            objects.publish(after)
+            objects.remove_others(after)
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(IndexedObjects, "entries", entries_of)
+        assert verified(copy) == {copy: {"format": "outcrop.mirror", "arrays": 3, "bytes": 70_005}}
+    assert not (tmp_path / "copy" / entries["m.json"].object).exists()
     (tmp_path / "copy" / INDEX).write_bytes(b"{}")
     with pytest.raises(FormatError, match="is not what Outcrop writes"):
         verified(copy)
