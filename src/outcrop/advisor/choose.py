@@ -203,6 +203,8 @@ def choose_spooling(facts: WorkloadFacts, hardware: Hardware) -> SpoolDecision:
         why = f"spooling whole epochs takes at least {needed} of disk, there are {format_bytes(limit)}"
     elif direct_s < _WORTH * spooled_s:
         why = f"{facts.epochs} epochs are predicted to take {direct_s:.3g} s so, {spooled_s:.3g} s spooled"
+        if spooled_s < direct_s:
+            why += f", which is too little less to write {format_bytes(int(wanted * many))} to disk for"
     else:
         why = (
             f"{many} {'epoch is' if many == 1 else 'epochs are'} spooled to disk at a time, about "

@@ -16,6 +16,7 @@ from outcrop.store.run import RUN_FILE, STAGES
 
 BUCKETS = "buckets"
 _TABLES = (".npy", ".parquet")
+_NOT_TOLD = ("format", "version", "sha256", "header_sha256")  # told elsewhere, or checked
 _CHECKPOINTS = ("last.safetensors", "best.safetensors", "tables/checkpoint.safetensors")
 
 
@@ -109,14 +110,23 @@ def _describe_tensors(path: Path) -> dict[str, Any]:
     if not isinstance(header, dict):
         header = {"format": "safetensors", "version": None}
     config = header.get("config")
-    plain = {
-        k: v for k, v in header.items() if isinstance(v, (int, float, str)) and k not in ("format", "version")
-    }
+    plain = {k: v for k, v in header.items() if isinstance(v, (int, float, str)) and k not in _NOT_TOLD}
     return {
         "path": str(path),
         "format": header.get("format"),
         "version": header.get("version"),
         "bytes": path.stat().st_size,
-        "attributes": plain | (config if isinstance(config, dict) else {}),
+        "attributes": plain | (config if isinstance(config, dict) else {}) | _embeddings_of(header),
         "tensors": arrays,
     }
+
+
+def _embeddings_of(header: dict[str, Any]) -> dict[str, Any]:
+    """Returns what a checkpoint of embeddings says of the model, and the loss of its last whole epoch (None: none is
+    whole) in place of the sum of the one that is under way; nothing of another file.
+    """
+    identity, records = header.get("identity"), header.get("records")
+    if not (isinstance(identity, dict) and isinstance(records, list)):
+        return {}
+    last = records[-1] if records and isinstance(records[-1], dict) else {}
+    return {"model": identity.get("model"), "dim": identity.get("dim"), "loss": last.get("loss")}

@@ -48,6 +48,7 @@ from outcrop.embed.step import Relations, Stepper, stride
 from outcrop.embed.tables import FILE, RowShape, SlotTable, Start, Table, slab_rows
 from outcrop.errors import ArgumentError, FormatError, NumericError, renaming
 from outcrop.runtime import memory_tables
+from outcrop.runtime import progress as progress_of
 from outcrop.runtime.keyed_random import key_of
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.manifest import temporary_file, write_atomic
@@ -377,7 +378,7 @@ class EmbeddingTrainer:
         if self._copy_first:
             self._save(self._at)
         with self.runtime.task("embed", epochs * edges, "edges"):
-            progress.advance("embed", min(self._at.epoch, epochs) * edges)
+            progress_of.skip(progress, "embed", min(self._at.epoch, epochs) * edges)
             for epoch in range(self._at.epoch, epochs):
                 with self.runtime.trace.span("embed.epoch", epoch=epoch):
                     self._one_epoch(epoch)
@@ -390,7 +391,7 @@ class EmbeddingTrainer:
         self._spans = []
         sent, loss = self._bytes_sent, at.loss
         done = sum(unit.num_edges for turn in range(at.round) for unit in schedule.units_of_all(epoch, turn))
-        runtime.progress.advance("embed", done)
+        progress_of.skip(runtime.progress, "embed", done)
         for turn in range(at.round, schedule.rounds):
             if schedule.groups == 1:
                 loss = self._train_group(epoch, 0, 0, at.unit, loss)
@@ -486,7 +487,7 @@ class EmbeddingTrainer:
         runtime, buffer, schedule = self.runtime, self.buffer, self.schedule
         units = list(schedule.units(epoch, turn, number))
         done = sum(unit.num_edges for unit in units[:skip])
-        runtime.progress.advance("embed", done)
+        progress_of.skip(runtime.progress, "embed", done)
         leaving: set[int] = set()
         if self._moves is not None:
             own = schedule.holders(epoch, turn) == number

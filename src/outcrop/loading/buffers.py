@@ -261,9 +261,9 @@ class BufferPool(Generic[S]):
         with self._changed:
             if self._handed >= len(self._buffers):
                 raise BudgetError(
-                    f"all {len(self._buffers)} batch buffers that the memory budget allows are held by the "
-                    "caller: let go of earlier batches (del, or x.clone() what must stay), or raise "
-                    f"{self._limit}",
+                    f"all {len(self._buffers)} batch buffers that loading has are held by the caller: the rows of a "
+                    "batch lie in one until the batch is let go of (del, or x.clone() what must stay); more "
+                    f"{self._limit} makes no more of them",
                     limit="buffers",
                 )
 

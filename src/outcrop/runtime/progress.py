@@ -70,6 +70,7 @@ class _Task:
     since: float  # when the last line was written, or might have been had there been one
     moved: float  # when it last came a unit further
     done: int = 0
+    skipped: int = 0  # of what is done: before it was started
     note: str = ""
     said: bool = False
 
@@ -102,6 +103,11 @@ class LineProgress:
                 one.done, one.moved = one.done + amount, self._clock()
             self._say_if_due(task, EPOCH_SECONDS if amount and one.unit == "epochs" else LINE_SECONDS)
 
+    def skip(self, task: str, amount: int) -> None:
+        if task in self._tasks:
+            self._tasks[task].done += amount
+            self._tasks[task].skipped += amount
+
     def note(self, task: str, text: str) -> None:
         if task in self._tasks:
             self._tasks[task].note = text
@@ -113,7 +119,8 @@ class LineProgress:
             now = self._clock()
             if one.said or now >= one.started + FIRST_SECONDS:
                 took = _duration(now - one.started)
-                self._write(f"{task}: {_amount(one.done or one.total, one.unit)} in {took}{_after(one.note)}")
+                done = one.done - one.skipped or one.total
+                self._write(f"{task}: {_amount(done, one.unit)} in {took}{_after(one.note)}")
 
     def _say_if_due(self, task: str, seconds: float) -> None:
         one, now = self._tasks[task], self._clock()
@@ -121,11 +128,17 @@ class LineProgress:
             return
         one.said, one.since = True, now
         took = now - one.started
-        per_unit = (one.moved - one.started) / one.done if one.done else 0.0
+        done = one.done - one.skipped
+        per_unit = (one.moved - one.started) / done if done else 0.0
         left = max(per_unit * (one.total - one.done) - (now - one.moved), 0.0)
         guess = f", about {_duration(left)} left" if per_unit else ""
         share = f"{100 * one.done // one.total} % of {_amount(one.total, one.unit)}"
         self._write(f"{task}: {share} in {_duration(took)}{guess}{_after(one.note)}")
+
+
+def skip(progress: Progress, task: str, amount: int) -> None:
+    """Tells that so much of a task was done before it started, which says nothing of how long the rest takes."""
+    getattr(progress, "skip", progress.advance)(task, amount)
 
 
 def shown(progress: Progress | bool | None) -> Progress:

@@ -31,6 +31,7 @@ from outcrop.nn.learned_rows import RowAdam
 from outcrop.nn.models import Model, build_model, warm_allocator
 from outcrop.nn.typed import TypedModel
 from outcrop.runtime.group import Group
+from outcrop.runtime.progress import skip
 from outcrop.store.minibatch import MiniBatch
 from outcrop.store.tensors import State, digest
 from outcrop.training.callbacks import Callbacks
@@ -154,7 +155,7 @@ def train(
     group.require_same(run.place)
     warm_allocator()
     runtime.progress.start("train", config.epochs, "epochs")
-    runtime.progress.advance("train", min(run.epochs_done, config.epochs))
+    skip(runtime.progress, "train", min(run.epochs_done, config.epochs))
     showing = _EpochProgress(runtime.progress, num_batches)
     for epoch in range(run.epochs_done, config.epochs):
         if run.stopped:

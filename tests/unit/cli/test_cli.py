@@ -352,6 +352,23 @@ def test_info_of_exports_and_unfinished_runs(made: Path, tmp_path: Path) -> None
     ]
     CliRunner().invoke(app, outcrop_embed, catch_exceptions=False)
     assert re.search(r"outcrop\.buckets version \d", info(tmp_path / "emb"))
+    embed_train = [
+        "embed",
+        "train",
+        str(tmp_path / "emb"),
+        "--dim",
+        "6",
+        "--epochs",
+        "2",
+        "--quiet",
+        "--json",
+    ]
+    done = CliRunner().invoke(app, [*embed_train, str(tmp_path / "e.json")], catch_exceptions=False)
+    assert done.exit_code == 0
+    loss = json.loads((tmp_path / "e.json").read_text())["epochs"][-1]["loss"]
+    told = info(tmp_path / "emb")
+    assert re.search(rf"dim +6\n.*loss +{loss}\n|loss +{loss}\n(.*\n)*dim +6\n", told), told
+    assert "sha256" not in told
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.json").write_bytes((made / "run" / "run.json").read_bytes())
     assert re.search("stages +none is finished", info(tmp_path / "run"))

@@ -16,7 +16,7 @@ import outcrop as oc
 from artifact_support import memory_folder
 from outcrop.errors import ArgumentError
 from outcrop.runtime import bars, progress
-from outcrop.runtime.progress import LineProgress, Progress, SilentProgress, shown, shows_progress
+from outcrop.runtime.progress import LineProgress, Progress, SilentProgress, shown, shows_progress, skip
 from outcrop.runtime.runtime import Runtime
 
 
@@ -30,6 +30,38 @@ class Clock:
 def lines(clock: Clock) -> tuple[LineProgress, list[str]]:
     written: list[str] = []
     return LineProgress(written.append, clock), written
+
+
+def test_what_was_done_before_says_nothing_of_the_rest() -> None:
+    """As where a training goes on from a checkpoint."""
+    now, lines = [0.0], list[str]()
+    progress = LineProgress(lines.append, lambda: now[0])
+    progress.start("train", 4, "epochs")
+    skip(progress, "train", 2)
+    now[0] = 12.0
+    progress.advance("train", 0)
+    now[0] = 20.0
+    progress.advance("train", 1)
+    now[0] = 40.0
+    progress.advance("train", 1)
+    progress.finish("train")
+    assert lines == [
+        "train: 50 % of 4 epochs in 12 s",
+        "train: 75 % of 4 epochs in 20 s, about 20 s left",
+        "train: 2 epochs in 40 s",
+    ]
+
+    class Own:
+        """A receiver of somebody's own, which knows no such thing."""
+
+        moved = 0
+
+        def advance(self, task: str, amount: int) -> None:
+            self.moved += amount
+
+    own = Own()
+    skip(own, "train", 2)  # type: ignore[arg-type]
+    assert own.moved == 2
 
 
 def test_a_line_every_ten_seconds() -> None:
