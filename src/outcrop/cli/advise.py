@@ -236,14 +236,16 @@ def summarize(result: dict[str, Any]) -> None:
         printing.print_table(["machine", "mode", money, f"samples/s per {money}"], priced)
     say = printing.print_line
     fresh = result["fresh"]
+    at_once = f"{fresh['epochs']} {'epoch' if fresh['epochs'] == 1 else 'epochs'} at a time"
     ways = [
         f"{_seconds(fresh['spooled'])} an epoch if rows are first written in the order in which they are used, for "
-        f"{fresh['epochs']} epochs at a time ({_seconds(fresh['preparing'])} of it for writing)"
+        f"{at_once} ({_seconds(fresh['preparing'])} of it for writing)"
     ]
     ways += (
         [f"{_seconds(fresh['online'])} if they are read as batches are drawn"] if "online" in fresh else []
     )
-    say(f"new batches in every epoch (train --mode online): {', '.join(ways)}")
+    way = "train --mode online" if "online" in fresh else "train"  # which may not fit the memory
+    say(f"new batches in every epoch ({way}): {', '.join(ways)}")
     for name, curve in result["disk_curve"].items():
         if curve["best_disks"] is None:
             say(f"{name}: no number of disks is within the budget")

@@ -198,7 +198,9 @@ def train(
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Check everything, say what would be done, and end: nothing is prepared."
+            "--dry-run",
+            help="Check the options, say what would be done, and end: nothing is prepared. Whether the memory is "
+            "enough is not known before mini-batches are drawn.",
         ),
     ] = False,
     json: common.Json = None,

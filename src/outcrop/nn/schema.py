@@ -214,7 +214,14 @@ def schema_of(graph: Graph, model: ModelConfig, seed: int) -> GraphSchema | None
     if graph.is_typed != (model.name in TYPED_MODELS):
         fitting = TYPED_MODELS if graph.is_typed else (*MODELS, *EDGE_ROW_MODELS)
         has = "types of nodes and edges" if graph.is_typed else "no types of nodes or edges"
-        raise ArgumentError(f"{graph.path} has {has}: for model {model.name!r} choose {', '.join(fitting)}")
+        usual = (
+            " (it is what is trained unless --model names another)"
+            if model.name == ModelConfig().name
+            else ""
+        )
+        raise ArgumentError(
+            f"{graph.path} has {has}: for model {model.name!r} choose {', '.join(fitting)}{usual}"
+        )
     if not graph.is_typed:
         return None
     edge_rows = wants_edge_rows(model.name, graph.has_edge_rows)

@@ -9,8 +9,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from outcrop.config import format_bytes
 from outcrop.errors import BudgetError, OutcropError
 from outcrop.loading.modes import Mode
+from outcrop.runtime import system
+from outcrop.store import manifest as manifests
 from outcrop.store import run as runs
 from outcrop.store.lock import opened, try_lock
 from outcrop.training.request import TrainRequest
@@ -32,9 +35,17 @@ class Fallback:
 
     def __init__(self, request: TrainRequest):
         run, pools = (folder_beside(request.graph, suffix) for suffix in (".run", ".pools"))
-        self._new = [folder for folder in (run, pools) if not folder.exists()]
+        self._run, self._new = run, [folder for folder in (run, pools) if not folder.exists()]
         free = pools in self._new and (run in self._new or _has_same_batches(run, request))
         self.drawn: TrainRequest | None = request.drawn if free else None
+
+    def kept(self) -> str:
+        """Says what a refusal leaves beside the graph that was not there before; empty: nothing worth a word."""
+        sample = self._run / "sample"
+        if self._run not in self._new or not manifests.exists(sample):
+            return ""
+        size = format_bytes(system.bytes_of_files(sample))
+        return f"{self._run} keeps the mini-batches that were drawn ({size}) for the next try; "
 
     def give_up(
         self, error: BudgetError, fits: Callable[[Mode], Callable[[int], bool]], memory: int | None

@@ -97,7 +97,9 @@ def run(
         fallback = Fallback(request)
         other, what = fallback.drawn, "train" if fallback.drawn else f"train in mode {mode}"
         refused = partial(fits, mode) if other is None else partial(_either, fits, mode, other.mode)
-        with naming_smallest(memory, refused, what, partial(other_modes, memory, mode, fits)):
+        with naming_smallest(
+            memory, refused, what, lambda: fallback.kept() + other_modes(memory, mode, fits)
+        ):
             if memory is not None and memory <= learned:
                 raise BudgetError(f"rows that are learned take {format_bytes(learned)} alone")
             ahead = ImportAhead(*_LEARNING)

@@ -19,7 +19,7 @@ import outcrop as oc
 from artifact_support import memory_folder
 from outcrop import _core
 from outcrop.advisor.choose import SpoolDecision
-from outcrop.config import EmbedConfig, exact_bytes, least_bytes, parse_size
+from outcrop.config import EmbedConfig, exact_bytes, format_bytes, least_bytes, parse_size
 from outcrop.embed.sizing import fewest_partitions
 from outcrop.errors import BudgetError
 from outcrop.runtime.runtime import Runtime
@@ -254,6 +254,13 @@ def test_nothing_is_taken_back_that_was_there_or_is_anothers(
     too_little = refused.value.smallest - 1
     run, pools = (graph.path.with_name(graph.path.name + suffix) for suffix in (".run", ".pools"))
     shutil.rmtree(run, ignore_errors=True)  # of other tests
+    with pytest.raises(BudgetError) as refused:
+        oc.train(graph, mode="packed", memory=too_little, **TRAIN)
+    size = format_bytes(sum(len(content) for content in tree(run / "sample").values()))
+    assert f"; {run} keeps the mini-batches that were drawn ({size}) for the next try; --mode" in str(
+        refused.value
+    )
+    shutil.rmtree(run)
 
     def trained_while(meanwhile: Callable[[], object]) -> str:
         """Trains; right before preparing is refused, something happens in the folders beside the graph."""
