@@ -25,6 +25,7 @@ from outcrop.errors import ArgumentError
 from outcrop.loading.modes import Mode, Packed, mode_named, mode_with
 from outcrop.runtime.group import Group, joined
 from outcrop.runtime.observer import Observer
+from outcrop.runtime.progress import Progress
 from outcrop.store.graph import Graph, open_graph
 from outcrop.training.choices import Choices, TrainOptions, with_seeds_of
 from outcrop.training.dry_run import facts
@@ -214,8 +215,11 @@ def train(
             )
 
 
-def dry_run(graph: Graph | str | Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Tells what ``train(graph, **options)`` would do, after all of its checks; prepares, draws and writes nothing.
+def dry_run(
+    graph: Graph | str | Path, options: Mapping[str, Any], progress: Progress | None = None
+) -> dict[str, Any]:
+    """Tells what ``train(graph, **options)`` would do, after all of its checks; prepares and writes nothing. Where the
+    memory has a limit, mini-batches are drawn and counted.
 
     Returns:
         What :func:`outcrop.training.dry_run.facts` lists, as plain values.
@@ -226,7 +230,7 @@ def dry_run(graph: Graph | str | Path, options: Mapping[str, Any]) -> dict[str, 
     said = Choices(lambda line: None)
     asked = _asked(graph, **options)
     with begun(asked.checkpoints, Group()):
-        return facts(TrainRequest.resolve(asked, said), said.text.splitlines())
+        return facts(TrainRequest.resolve(asked, said), said.text.splitlines(), progress)
 
 
 @accepts_old_keywords(_OLD, _objects)

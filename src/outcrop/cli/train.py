@@ -199,8 +199,7 @@ def train(
         bool,
         typer.Option(
             "--dry-run",
-            help="Check the options, say what would be done, and end: nothing is prepared. Whether the memory is "
-            "enough is not known before mini-batches are drawn.",
+            help="Check everything, say what would be done, and end: nothing is prepared.",
         ),
     ] = False,
     json: common.Json = None,
@@ -226,7 +225,10 @@ def train(
         "checkpoint": None if checkpoint is None else replace(checkpoint, resume=not fresh),
     }
     if dry_run:
-        found = tell(graph, options)
+        from outcrop.runtime.progress import shown
+
+        with common.progress_bars(quiet) as progress:
+            found = tell(graph, options, shown(progress))
         common.write_json(json, found)
         if not quiet:
             printing.print_facts(_plan(found))

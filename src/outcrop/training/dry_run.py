@@ -6,15 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from outcrop.config import hidden_width
+from outcrop.runtime.progress import Progress, SilentProgress
 from outcrop.training.batch_request import BatchRequest
+from outcrop.training.needs import TrainNeeds
 from outcrop.training.parts import choose_parts
 from outcrop.training.request import TrainRequest
 from outcrop.training.stored_checkpoints import place_of
 from outcrop.training.supply import choose_epochs, folder_beside
 
 
-def facts(request: TrainRequest, chosen: Sequence[str] = ()) -> dict[str, Any]:
-    """Lists what is known of a training before anything is prepared, in plain values.
+def facts(
+    request: TrainRequest, chosen: Sequence[str] = (), progress: Progress | None = None
+) -> dict[str, Any]:
+    """Lists what is known of a training before anything is prepared, in plain values. Whether a limited memory is
+    enough is found out by drawing its mini-batches, of which nothing is kept.
 
     Returns:
         - ``graph``, ``nodes``, ``edges``, ``feature_bytes``; ``mode``; ``chosen``: lines that say what was chosen for
@@ -28,11 +33,16 @@ def facts(request: TrainRequest, chosen: Sequence[str] = ()) -> dict[str, Any]:
 
     Raises:
         ArgumentError: The checkpoint is of another training.
+        BudgetError: The memory is too small; names the smallest that is not.
         IoError: Nothing can be prepared beside the graph.
     """
+    request.check_folders()
+    drawn = TrainNeeds(request, progress or SilentProgress()).require()
+    if drawn is not None:
+        request = drawn
+        chosen = [*chosen, f"mode {drawn.mode}: there is too little memory to prepare a run"]
     graph, batches, asked = request.graph, request.batches, request.batch_request
     model, training, kept = request.model, request.training, request.checkpoints
-    request.check_folders()
     sampling, limits = batches.sampling, batches.limits
     writes, at_a_time, part, why = _prepared(request, asked)
     return {

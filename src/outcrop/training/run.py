@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
@@ -13,24 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outcrop import device as devices
-from outcrop.config import format_bytes
 from outcrop.errors import BudgetError
-from outcrop.loading.modes import Mode, Online
-from outcrop.loading.needs import BatchCounter, other_modes
+from outcrop.loading.modes import Mode
 from outcrop.loading.passes import Passes
 from outcrop.loading.ranks import Ranks
 from outcrop.runtime.group import Group
 from outcrop.runtime.import_ahead import ImportAhead
 from outcrop.runtime.progress import Progress, shown
 from outcrop.runtime.runtime import Runtime
-from outcrop.runtime.smallest_budget import naming_smallest
 from outcrop.store import identity
 from outcrop.store.history import recording_training
 from outcrop.store.lock import only_process_in
 from outcrop.training import spool
 from outcrop.training.batch_request import BatchRequest
 from outcrop.training.choices import Choices
-from outcrop.training.fallback import Fallback
+from outcrop.training.needs import TrainNeeds
 from outcrop.training.parts import supply_within_disk
 from outcrop.training.processes import name_of_kind, other_processors, processor_kind, usual_threads
 from outcrop.training.report import TrainReport
@@ -39,7 +36,6 @@ from outcrop.training.stored_checkpoints import StoredCheckpoints, facts_of, mod
 from outcrop.training.supply import (
     BatchSupply,
     folder_beside,
-    needs,
     prepare_supply,
     supply_every_epoch,
     supply_of_several,
@@ -73,47 +69,28 @@ def run(
         BudgetError: A limit cannot be met; names the smallest that could.
         IoError: Another process trains with the same checkpoint.
     """
-    graph, batches, epochs = request.graph, request.batches, request.training.epochs
+    graph, epochs = request.graph, request.training.epochs
     group = group or Group()
     if not group.leads:
         trace, progress, callbacks = None, None, ()
     with ExitStack() as closing:
         _begin(request, group, closing)
         told = shown(progress)
-        asked = replace(request.batch_request, progress=told, counter=BatchCounter(told))
-        rest = {
-            "folder": request.run,
-            "epoch_splits": request.epoch_splits,
-            "test": request.training.test,
-            "at_once": request.refresh is None,
-        }
-        memory, mode, learned = batches.limits.memory, request.mode, request.learning.learned_bytes
-        if memory is not None and learned:  # loading has what learned rows leave
-            limits = replace(batches.limits, memory=max(memory - learned, 1))
-            asked = replace(asked, limits=limits)
-        if asked.next_epoch is None and request.run is None and request.prepares:
-            mode = Online(**mode.common)  # nothing is left to train: only nodes to be scored
-        fits = partial(_needs, learned, asked, rest=rest)
-        fallback = Fallback(request)
-        other, what = fallback.drawn, "train" if fallback.drawn else f"train in mode {mode}"
-        refused = partial(fits, mode) if other is None else partial(_either, fits, mode, other.mode)
-        with naming_smallest(
-            memory, refused, what, lambda: fallback.kept() + other_modes(memory, mode, fits)
-        ):
-            if memory is not None and memory <= learned:
-                raise BudgetError(f"rows that are learned take {format_bytes(learned)} alone")
+        budget = TrainNeeds(request, told)
+        asked, mode = budget.asked, budget.mode
+        with budget.naming_smallest_of_all():
+            budget.require_learned()
             ahead = ImportAhead(*_LEARNING)
             with group.together("preparing", patient=True):
                 try:
                     supply, why = _supply(request, asked, mode, said, closing, group)
                 except BudgetError as error:
-                    request, why = fallback.give_up(error, fits, memory)
+                    request, why = budget.fallback.give_up(error, budget.fits, budget.memory)
                     mode = request.mode
                     said.add(why)
                     supply, why = _supply(request, asked, mode, said, closing, group)
                 _wait_for(ahead, told)
-        refused, advice = partial(fits, mode), partial(other_modes, memory, mode, fits)
-        closing.enter_context(naming_smallest(memory, refused, f"train in mode {mode}", advice))
+        closing.enter_context(budget.naming_smallest(mode))
         from outcrop.training.learn import learn
 
         _compare_processors(request, said, group)
@@ -219,18 +196,6 @@ def _of_ranks(group: Group, ranks: Ranks, peak: int) -> tuple[dict[str, Any], in
         "peak_host_bytes": group.gather(peak),
     }
     return found, max(group.machine_sums(peak))
-
-
-def _needs(learned: int, asked: BatchRequest, mode: Mode, rest: dict[str, Any]) -> Callable[[int], bool]:
-    """Returns what says whether a budget is enough for loading beside ``learned`` bytes of rows that are learned."""
-    fits = needs(asked, mode, **rest)
-    return lambda limit: limit > learned and fits(limit - learned)
-
-
-def _either(fits: Callable[[Mode], Callable[[int], bool]], mode: Mode, other: Mode) -> Callable[[int], bool]:
-    """Returns what says whether a budget is enough for one of two modes."""
-    first, second = fits(mode), fits(other)
-    return lambda limit: first(limit) or second(limit)
 
 
 def _supply(

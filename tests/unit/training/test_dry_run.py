@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from artifact_support import memory_folder
 from outcrop.advisor.machine import measure_profile
 from outcrop.api.train import dry_run
 from outcrop.cli.main import app
-from outcrop.errors import ArgumentError, IoError, OutcropError
+from outcrop.errors import ArgumentError, BudgetError, IoError, OutcropError
 from outcrop.store.graph import Graph
 
 SMALL: dict[str, Any] = {"fanouts": (3, 3), "batch_size": 20, "hidden": 8, "epochs": 3, "memory": "8MiB"}
@@ -91,6 +92,36 @@ def test_a_dry_run_is_refused_as_the_training_is(graph: Graph, wrong: dict[str, 
             call()
         messages.append(str(refused.value))
     assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "partition"])
+def test_too_little_memory_is_refused_as_the_training_is(graph: Graph, case: str) -> None:
+    """To the byte: what a dry run takes for enough is enough, and the refusal names the same."""
+    options = SMALL | CASES[case]
+
+    def refused(call: Callable[[], Any]) -> BudgetError:
+        before = set(graph.path.parent.iterdir())
+        with pytest.raises(BudgetError) as found:
+            call()
+        for path in set(graph.path.parent.iterdir()) - before:
+            shutil.rmtree(path)
+        return found.value
+
+    def without_kept(error: BudgetError) -> str:
+        return re.sub(r"; [^;]* keeps the mini-batches that were drawn [^;]*", "", str(error))
+
+    named = refused(lambda: dry_run(graph, options | {"memory": 20_000}))
+    assert without_kept(refused(lambda: oc.train(graph, **options | {"memory": 20_000}))) == str(named)
+    least = named.smallest
+    assert least is not None
+    too_little = options | {"memory": least - 1}
+    assert without_kept(refused(lambda: oc.train(graph, **too_little))) == str(
+        refused(lambda: dry_run(graph, too_little))
+    )
+    told = dry_run(graph, options | {"memory": least})
+    done = oc.train(graph, **options | {"memory": least}, progress=False, on_choice=lambda why: None)
+    assert told["mode"] == done.mode
+    assert all(line in done.chosen or "mode online" in line for line in told["chosen"])
 
 
 def test_a_graph_in_a_folder_that_is_not_writable(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
