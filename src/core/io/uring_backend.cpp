@@ -443,11 +443,12 @@ void Ring::drain() {
   unsigned under_way = 0;
   for (const Flight& f : flights_) under_way += f.transfer.job && f.entry <= reached;
   const auto began = std::chrono::steady_clock::now();
-  auto most = kDrain;
-  while (under_way > 0 && std::chrono::steady_clock::now() - began < most) {
+  auto answered = began, now = began;
+  for (; under_way > 0 && now - began < kDrain && now - answered < kBlindDrain;
+       now = std::chrono::steady_clock::now()) {
     // Also runs what DEFER_TASKRUN has put off.
     const long result = syscall(__NR_io_uring_enter, ring_.ring_fd, 0, 0, IORING_ENTER_GETEVENTS, nullptr, 0);
-    most = result < 0 && errno != EINTR ? kBlindDrain : kDrain;
+    if (result >= 0 || errno == EINTR) answered = std::chrono::steady_clock::now();
     io_uring_cqe* cqe = nullptr;
     if (io_uring_peek_cqe(&ring_, &cqe) < 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));

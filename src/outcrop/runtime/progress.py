@@ -117,9 +117,9 @@ class LineProgress:
         if task in self._tasks:
             one = self._tasks.pop(task)
             now = self._clock()
-            if one.said or now >= one.started + FIRST_SECONDS:
+            done = one.done - one.skipped if one.done else one.total
+            if done and (one.said or now >= one.started + FIRST_SECONDS):
                 took = _duration(now - one.started)
-                done = one.done - one.skipped or one.total
                 self._write(f"{task}: {_amount(done, one.unit)} in {took}{_after(one.note)}")
 
     def _say_if_due(self, task: str, seconds: float) -> None:

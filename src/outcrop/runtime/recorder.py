@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from outcrop.runtime.progress import Progress
+from outcrop.runtime.progress import Progress, skip
 from outcrop.runtime.runtime import Runtime
 
 FIRST_SPANS, LAST_SPANS = 2000, 3000
@@ -144,6 +144,9 @@ class _ListeningProgress:
     def advance(self, task: str, amount: int) -> None:
         self._tick()
         self._listener.advance(task, amount)
+
+    def skip(self, task: str, amount: int) -> None:
+        skip(self._listener, task, amount)
 
     def note(self, task: str, text: str) -> None:
         self._listener.note(task, text)

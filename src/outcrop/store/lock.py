@@ -46,14 +46,14 @@ def only_process_in(folder: Path) -> Iterator[None]:
                 handle = _make_and_open(folder, made)
             closing.callback(os.close, handle)
             locked = _lock(handle, folder, until)
-            if not _is_of(handle, folder):
+            if not is_of(handle, folder):
                 continue
             try:
                 yield
             except BaseException:
                 if locked:
                     _remove_empty(
-                        made if _is_of(handle, folder) else [p for p in made if not _is_at(p, folder)]
+                        made if is_of(handle, folder) else [p for p in made if not _is_at(p, folder)]
                     )
                 raise
             return
@@ -130,7 +130,7 @@ def _lock(handle: int, folder: Path, until: float) -> bool:
     return bool(locked)
 
 
-def _is_of(handle: int, folder: Path) -> bool:
+def is_of(handle: int, folder: Path) -> bool:
     """Tells whether ``handle`` is of what is at ``folder`` now."""
     try:
         return os.path.samestat(os.fstat(handle), folder.stat())

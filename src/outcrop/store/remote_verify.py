@@ -73,6 +73,8 @@ def _verify_objects(folder: RemoteFolder, progress: Progress) -> dict[str, Any]:
     )
 
     def verify(index: bytes) -> dict[str, Any]:
+        if not index:
+            raise FormatError(f"{folder.uri}/{INDEX} is gone: somebody has removed the copy meanwhile")
         entries = objects.entries(index).values()
         total = sum(entry.bytes for entry in entries)
         progress.start(_TASK, total, "bytes")

@@ -19,7 +19,7 @@ def facts(
     request: TrainRequest, chosen: Sequence[str] = (), progress: Progress | None = None
 ) -> dict[str, Any]:
     """Lists what is known of a training before anything is prepared, in plain values. Whether a limited memory is
-    enough is found out by drawing its mini-batches, of which nothing is kept.
+    enough is found out by drawing its mini-batches, of which nothing is kept; not where the disk is too small for all.
 
     Returns:
         - ``graph``, ``nodes``, ``edges``, ``feature_bytes``; ``mode``; ``chosen``: lines that say what was chosen for
@@ -37,14 +37,17 @@ def facts(
         IoError: Nothing can be prepared beside the graph.
     """
     request.check_folders()
-    drawn = TrainNeeds(request, progress or SilentProgress()).require()
+    prepared = _prepared(request, request.batch_request)
+    # Where the disk decides how much is prepared at a time, what that takes of the memory depends on it.
+    pools = request.refresh is None and prepared[0] == str(folder_beside(request.graph, ".pools"))
+    drawn = None if pools else TrainNeeds(request, progress or SilentProgress()).require()
     if drawn is not None:
-        request = drawn
+        request, prepared = drawn, _prepared(drawn, drawn.batch_request)
         chosen = [*chosen, f"mode {drawn.mode}: there is too little memory to prepare a run"]
     graph, batches, asked = request.graph, request.batches, request.batch_request
     model, training, kept = request.model, request.training, request.checkpoints
     sampling, limits = batches.sampling, batches.limits
-    writes, at_a_time, part, why = _prepared(request, asked)
+    writes, at_a_time, part, why = prepared
     return {
         "graph": str(graph.path),
         "nodes": graph.num_nodes,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from outcrop.loading.modes import Mode
 from outcrop.runtime import system
 from outcrop.store import manifest as manifests
 from outcrop.store import run as runs
-from outcrop.store.lock import opened, try_lock
+from outcrop.store.lock import is_of, opened, try_lock
 from outcrop.training.request import TrainRequest
 from outcrop.training.supply import folder_beside
 
@@ -62,34 +62,35 @@ class Fallback:
         """
         if self.drawn is None or memory is None or error.limit != "memory":
             raise error
-        with begun(self._new) as folders:
-            if not fits(self.drawn.mode)(memory):
-                raise error
-            for folder in folders:
-                shutil.rmtree(folder, ignore_errors=True)
+        if not fits(self.drawn.mode)(memory):
+            raise error
+        remove_begun(self._new)
         why = f"mode {self.drawn.mode} instead: there is too little memory to prepare a run ({error})"
         return self.drawn, why
 
 
-@contextmanager
-def begun(new: Sequence[Path]) -> Iterator[list[Path]]:
-    """Locks those of ``new`` that hold nothing but what a preparation has begun, and that nobody else has locked;
-    yields them.
+def remove_begun(new: Sequence[Path]) -> None:
+    """Removes those of ``new`` that hold nothing but what a preparation has begun, and that nobody else has locked.
 
     Args:
         new: Folders of runs and pools that were not there before.
     """
-    found: list[Path] = []
-    with ExitStack() as locks:
-        for folder in new:
-            with suppress(OSError):  # there is none
-                inner = list(folder.iterdir())
-                parts = [folder, *(path for path in inner if path.is_dir())]
-                if all(_BEGUN.fullmatch(path.name) for path in inner) and all(
-                    try_lock(locks.enter_context(opened(part)), wait=False) for part in parts
-                ):
-                    found.append(folder)
-        yield found
+    for folder in new:
+        with suppress(OSError), ExitStack() as locks:  # there is none
+            if not _lock(folder, locks):
+                continue
+            inner = list(folder.iterdir())
+            folders = [path for path in inner if path.is_dir()]
+            if all(_BEGUN.fullmatch(path.name) for path in inner) and all(
+                _lock(one, locks) for one in folders
+            ):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lock(folder: Path, locks: ExitStack) -> bool:
+    """Locks a folder, where locks are known; False: somebody else has it, or has removed it."""
+    handle = locks.enter_context(opened(folder))
+    return try_lock(handle, wait=False) is not False and is_of(handle, folder)
 
 
 def _has_same_batches(run: Path, request: TrainRequest) -> bool:

@@ -4,7 +4,6 @@ predicted to take longer, or do not fit either.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import BudgetError
 from outcrop.training import spool
 from outcrop.training.batch_request import BatchRequest
-from outcrop.training.fallback import begun
+from outcrop.training.fallback import remove_begun
 from outcrop.training.learning import LearningTask
 from outcrop.training.supply import BatchSupply, folder_beside, prepare_supply
 
@@ -114,9 +113,7 @@ def _giving_up(folder: Path) -> Iterator[None]:
     try:
         yield
     except BudgetError:
-        with begun(new) as found:
-            for one in found:
-                shutil.rmtree(one, ignore_errors=True)
+        remove_begun(new)
         raise
 
 

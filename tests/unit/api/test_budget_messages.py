@@ -26,7 +26,7 @@ from outcrop.runtime.runtime import Runtime
 from outcrop.runtime.smallest_budget import SMALLER_BATCHES, smallest
 from outcrop.sampling.partitioned import fitting_partitions
 from outcrop.store.graph import Graph
-from outcrop.store.lock import only_process_in
+from outcrop.store.lock import only_process_in, opened
 from outcrop.training import spool
 from outcrop.training.fallback import Fallback
 
@@ -283,6 +283,22 @@ def test_nothing_is_taken_back_that_was_there_or_is_anothers(
     assert trained_while(lambda: shutil.copytree(graph.path, run / "pack")) == "online"
     assert (run / "pack").is_dir()  # finished by another
     shutil.rmtree(run)
+
+    with monkeypatch.context() as patched:  # another one finishes there right before the lock is had
+
+        def late(folder: Path) -> Any:
+            if folder == run:
+                shutil.copytree(graph.path, run / "pack", dirs_exist_ok=True)
+            return opened(folder)
+
+        patched.setattr("outcrop.training.fallback.opened", late)
+        assert trained_while(lambda: None) == "online"
+        assert (run / "pack").is_dir()
+    shutil.rmtree(run)
+    with monkeypatch.context() as patched:  # a file system without locks
+        patched.setattr("outcrop.training.fallback.try_lock", lambda handle, *, wait: None)
+        assert trained_while(lambda: None) == "online"
+        assert not run.exists()
 
     def others() -> None:
         pools.mkdir()

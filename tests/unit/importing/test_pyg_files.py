@@ -262,9 +262,29 @@ def test_sparse_features_that_are_damaged(tmp_path: Path) -> None:
     data.x = torch.sparse_coo_tensor([[0, NODES - 1], [1, 2]], torch.ones(2), (NODES, 4))
     path = save(data, tmp_path / "d.pt")
     assert load(path).feature_dim == 4
-    data.x = torch.sparse_coo_tensor([[0, 1], [1, 2]], torch.ones(2, 3), (NODES, 4, 3))
-    with pytest.raises(FormatError, match="x has no shape"):
-        load(save(data, tmp_path / "d.pt"))
+    for columns, rows, said in (
+        (1 << 45, NODES, r"x.* has 35184372088832 columns; rows of at most 16777216"),
+        (4, 1 << 45, r"x tells of 35184372088832 rows, more than its file has bytes"),
+        (1, 1 << 61, r"x tells of 2305843009213693952 rows, more than its file has bytes"),
+    ):
+        for name in ("x", "y"):
+            huge = plain()
+            huge[name] = torch.sparse_coo_tensor([[0, 3], [0, 0]], torch.ones(2), (rows, columns))
+            with pytest.raises(
+                (ArgumentError, FormatError), match=said.replace("x", f"({name}|labels|features)", 1)
+            ):
+                load(save(huge, tmp_path / "d.pt"))
+    # What is not a matrix of numbers is told where it is to be taken, and not looked at elsewhere.
+    for odd, said in (
+        (torch.sparse_coo_tensor([[0, 1], [1, 2]], torch.ones(2, 3), (NODES, 4, 3)), "sparse_coo"),
+        (torch.sparse_coo_tensor([[0, 3]], torch.ones(2), (NODES,)), "sparse_coo"),
+        (torch.sparse_coo_tensor([[0], [1], [1]], torch.ones(1), (NODES, 2, 2)), "sparse_coo"),
+        (torch.sparse_coo_tensor([[0], [1]], torch.ones(1, dtype=torch.bfloat16), (NODES, 2)), "bfloat16"),
+    ):
+        data.x = odd
+        with pytest.raises((ArgumentError, FormatError), match=said):
+            load(save(data, tmp_path / "d.pt"))
+        assert load(save(plain(extra=odd), tmp_path / "d.pt")).feature_dim == 6
     big = torch.sparse_coo_tensor(torch.zeros(2, 400_000, dtype=torch.long), torch.ones(400_000), (NODES, 4))
     data.x = big
     with pytest.raises(BudgetError):

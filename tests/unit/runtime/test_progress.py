@@ -17,6 +17,7 @@ from artifact_support import memory_folder
 from outcrop.errors import ArgumentError
 from outcrop.runtime import bars, progress
 from outcrop.runtime.progress import LineProgress, Progress, SilentProgress, shown, shows_progress, skip
+from outcrop.runtime.recorder import _ListeningProgress
 from outcrop.runtime.runtime import Runtime
 
 
@@ -36,6 +37,13 @@ def test_what_was_done_before_says_nothing_of_the_rest() -> None:
     """As where a training goes on from a checkpoint."""
     now, lines = [0.0], list[str]()
     progress = LineProgress(lines.append, lambda: now[0])
+    progress.start("embed", 100, "edges")
+    skip(progress, "embed", 100)
+    now[0] = 30.0
+    progress.finish("embed")  # nothing was left
+    assert lines == []
+    now[0] = 0.0
+    progress = _ListeningProgress(progress, lambda: None)  # of trainings on a run
     progress.start("train", 4, "epochs")
     skip(progress, "train", 2)
     now[0] = 12.0
@@ -50,6 +58,16 @@ def test_what_was_done_before_says_nothing_of_the_rest() -> None:
         "train: 75 % of 4 epochs in 20 s, about 20 s left",
         "train: 2 epochs in 40 s",
     ]
+
+    drawn = bars.Bars(Console(file=io.StringIO()))
+    drawn.start("train", 1000, "epochs")
+    for _ in range(3):
+        skip(drawn, "train", 300)
+    drawn.advance("train", 1)
+    assert drawn._bars is not None
+    (task,) = drawn._bars.tasks
+    assert (task.completed, (task.speed or 0.0) * task.elapsed <= 2) == (901, True)
+    drawn.close()
 
     class Own:
         """A receiver of somebody's own, which knows no such thing."""

@@ -190,6 +190,15 @@ def test_checkpoints(graph: Path, store: Store, tmp_path: Path, monkeypatch: pyt
         patched.setattr(IndexedObjects, "entries", entries_of)
         assert verified(copy) == {copy: {"format": "outcrop.mirror", "arrays": 3, "bytes": 70_005}}
     assert not (tmp_path / "copy" / entries["m.json"].object).exists()
+
+    def gone(self: IndexedObjects, entry: Entry) -> Any:
+        (tmp_path / "copy" / INDEX).unlink(missing_ok=True)
+        raise FormatError(f"{entry.object} is not there")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(IndexedObjects, "chunks", gone)
+        with pytest.raises(FormatError, match=r"index.json is gone"):
+            verified(copy)
     (tmp_path / "copy" / INDEX).write_bytes(b"{}")
     with pytest.raises(FormatError, match="is not what Outcrop writes"):
         verified(copy)

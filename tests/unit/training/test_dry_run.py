@@ -94,7 +94,7 @@ def test_a_dry_run_is_refused_as_the_training_is(graph: Graph, wrong: dict[str, 
     assert messages[0] == messages[1]
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case != "partition"])
+@pytest.mark.parametrize("case", [case for case in CASES if case not in ("partition", "pools")])
 def test_too_little_memory_is_refused_as_the_training_is(graph: Graph, case: str) -> None:
     """To the byte: what a dry run takes for enough is enough, and the refusal names the same."""
     options = SMALL | CASES[case]
@@ -122,6 +122,15 @@ def test_too_little_memory_is_refused_as_the_training_is(graph: Graph, case: str
     done = oc.train(graph, **options | {"memory": least}, progress=False, on_choice=lambda why: None)
     assert told["mode"] == done.mode
     assert all(line in done.chosen or "mode online" in line for line in told["chosen"])
+
+
+@pytest.mark.parametrize("disk_space", ["600KiB", "400KiB"])
+def test_what_depends_on_the_disk_is_not_refused_by_the_memory(graph: Graph, disk_space: str) -> None:
+    """Pools of fewer epochs take less of it; whether they fit is known when they are prepared."""
+    assert (
+        dry_run(graph, SMALL | {"disk_space": disk_space, "memory": 1_000_000, "mode": "packed"})["memory"]
+        == 10**6
+    )
 
 
 def test_a_graph_in_a_folder_that_is_not_writable(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:

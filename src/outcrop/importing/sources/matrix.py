@@ -11,6 +11,8 @@ from outcrop.errors import FormatError
 from outcrop.importing.sources.base import EdgeBlock, FeatureSource, LabelSource, block_bytes
 from outcrop.runtime.runtime import Runtime
 
+_MOST_COLUMNS = 1 << 24  # 64 MiB of float32 in a row, of which blocks are made dense
+
 
 class Csr:
     """Holds a matrix in compressed rows, checked: bounds and order of ``indptr``, columns in range.
@@ -158,9 +160,14 @@ def matrix_edges(
 
 
 def matrix_features(runtime: Runtime, matrix: Csr) -> FeatureSource:
-    """Returns dense rows of a sparse matrix. Raises FormatError where it has no columns."""
+    """Returns dense rows of a sparse matrix.
+
+    Raises:
+        FormatError: It has no columns, or more than a row can be made dense of.
+    """
     if matrix.columns == 0:
         raise FormatError(f"{matrix.name} has zero feature columns")
+    _check_width(matrix)
     dtype = np.dtype(np.float32) if matrix.data is None else matrix.data.dtype
     return FeatureSource(
         matrix.name, dtype, matrix.rows, matrix.columns, lambda rows: matrix.dense(runtime, rows)
@@ -169,8 +176,17 @@ def matrix_features(runtime: Runtime, matrix: Csr) -> FeatureSource:
 
 def matrix_labels(runtime: Runtime, matrix: Csr) -> LabelSource:
     """Returns a row of labels per node, where the matrix has an entry for each that holds."""
+    _check_width(matrix)
     rows = max(1, block_bytes(runtime) // (16 * max(matrix.columns, 1)))
     return LabelSource(matrix.name, matrix.rows, lambda num_nodes: matrix.dense(runtime, rows))
+
+
+def _check_width(matrix: Csr) -> None:
+    if matrix.columns > _MOST_COLUMNS:
+        raise FormatError(
+            f"{matrix.name} has {matrix.columns} columns; rows of at most {_MOST_COLUMNS} are read: leave out "
+            "those that have no entries"
+        )
 
 
 def csr_of_scipy(name: str, matrix: Any) -> Csr:

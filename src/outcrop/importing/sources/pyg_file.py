@@ -20,7 +20,7 @@ from outcrop.config import ImportConfig
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.importing.sources.adjacency import Adjacency, open_adjacency
 from outcrop.importing.sources.base import GraphSource, TypedSource
-from outcrop.importing.sources.checks import check_told_nodes, check_told_types
+from outcrop.importing.sources.checks import FREE_NODES, check_told_nodes, check_told_types
 from outcrop.importing.sources.file_map import is_size, mask_of
 from outcrop.importing.sources.hetero import PartOf, open_columns
 from outcrop.importing.sources.matrix import Csr, csr_of_coo
@@ -68,7 +68,12 @@ def open_pyg(
         FormatError: It is no such file, is torn, or names a class that is not read.
     """
     found = read_pyg(path, runtime, held)
-    part = partial(_part, lambda count: held.enter_context(runtime.budget.reserve("import", count)))
+
+    def reserve(count: int) -> None:
+        held.enter_context(runtime.budget.reserve("import", count))
+
+    most_rows = max(path.stat().st_size, FREE_NODES, config.num_nodes or 0)
+    part = partial(_part, partial(_matrix, reserve=reserve, most_rows=most_rows))
     if isinstance(found, TypedColumns):
         typed = open_columns(found, runtime, config.split_index, part)
         check_told_types(typed, path.stat().st_size)
@@ -214,14 +219,14 @@ class _Reader:
             indptr, indices, data, shape = parts[:4]
             return _adjacency(where, shape, (indptr, indices, data), lists=True)
         why = f"{where} is a sparse tensor ({value.layout}): save edge_index, or .to_sparse_csr()"
+        unreadable = next((part for part in parts if isinstance(part, Unreadable)), Unreadable(why))
         if value.layout == "torch.sparse_coo" and len(parts) >= 3:
             indices, data, shape = parts[:3]
-            if not (isinstance(indices, np.ndarray) and indices.ndim == 2 and len(indices) == 2):
-                raise FormatError(f"{where} lacks its indices: the file is damaged")
-            if not isinstance(data, np.ndarray):
-                raise FormatError(f"{where} lacks its values: the file is damaged")
-            return _Coo(why, where, _shape_of(where, shape), indices, data)
-        return Unreadable(why)
+            arrays = all(isinstance(part, np.ndarray) for part in (indices, data))
+            # A matrix of numbers: others may be there for something that is not imported.
+            if arrays and indices.ndim == 2 and len(indices) == 2 and data.ndim == 1 and _is_shape(shape):
+                return _Coo(why, where, (shape[0], shape[1]), indices, data)
+        return unreadable
 
     def _sparse_tensor(self, value: Made, name: str) -> Any:
         where = f"{self._name}: {name}"
@@ -243,22 +248,31 @@ def _adjacency(where: str, shape: Any, arrays: tuple[Any, Any, Any], lists: bool
     given = (ends, others) if weights is None else arrays
     if not all(isinstance(array, np.ndarray) for array in given):
         raise FormatError(f"{where} lacks its rows or columns: the file is damaged")
-    rows, columns = _shape_of(where, shape)
-    return Adjacency(where, rows, columns, ends, others, lists, turned=True, weights=weights)
-
-
-def _shape_of(where: str, shape: Any) -> tuple[int, int]:
-    if not isinstance(shape, tuple | list) or len(shape) != 2 or not all(is_size(size) for size in shape):
+    if not _is_shape(shape):
         raise FormatError(f"{where} has no shape: the file is damaged")
-    return shape[0], shape[1]
+    return Adjacency(where, shape[0], shape[1], ends, others, lists, turned=True, weights=weights)
 
 
-def _matrix(value: Adjacency | _Coo, reserve: Callable[[int], object]) -> Csr:
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, tuple | list) and len(value) == 2 and all(is_size(size) for size in value)
+
+
+def _matrix(value: Adjacency | _Coo, reserve: Callable[[int], object], most_rows: int) -> Csr:
     """Returns the rows of a sparse tensor.
 
     Args:
         reserve: Reserves the bytes of putting entries in order.
+        most_rows: Rows that such a file can tell of.
+
+    Raises:
+        ArgumentError: It tells of more.
     """
+    where, rows = (value.where, value.shape[0]) if isinstance(value, _Coo) else (value.name, value.rows)
+    if rows > most_rows:
+        raise ArgumentError(
+            f"{where} tells of {rows} rows, more than its file has bytes: correct its size, or give the number of "
+            f"nodes (--num-nodes {rows})"
+        )
     if isinstance(value, _Coo):
         shape, (rows, columns) = np.array(value.shape, np.int64), value.indices
         return csr_of_coo(value.where, shape, rows, columns, value.values, reserve)
@@ -297,9 +311,11 @@ def _source(
     return open_parts(given_parts, runtime)
 
 
-def _part(reserve: Callable[[int], object], name: str, kind: str, value: Any, split_index: int) -> Part:
+def _part(
+    rows_of: Callable[[Adjacency | _Coo], Csr], name: str, kind: str, value: Any, split_index: int
+) -> Part:
     if kind in MATRICES and isinstance(value, Adjacency | _Coo):
-        return Part(f"{name}: {kind}", _matrix(value, reserve))
+        return Part(f"{name}: {kind}", rows_of(value))
     if isinstance(value, Unreadable):
         raise ArgumentError(value.why)
     plain = isinstance(value, list) and all(type(item) in (int, float, bool, str) for item in value)
