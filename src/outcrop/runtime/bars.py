@@ -68,7 +68,7 @@ class Bars:
         """Shows an amount as done, which does not count for the speed."""
         if self._bars is not None and task in self._tasks:
             number = self._tasks[task]
-            completed = self._bars.tasks[self._bars.task_ids.index(number)].completed + amount
+            completed = int(self._bars.tasks[self._bars.task_ids.index(number)].completed) + amount
             self._bars.reset(number, completed=completed)
 
     def note(self, task: str, text: str) -> None:
