@@ -219,10 +219,11 @@ class BufferPool(Generic[S]):
 
     Args:
         buffers: All of one kind.
-        limit: The option that limits how many there are, for the message where the caller keeps them all.
+        limit: The option that limits how many there are, for the message where the caller keeps them all; None: there
+            are never more.
     """
 
-    def __init__(self, buffers: Sequence[S], limit: str = "--memory"):
+    def __init__(self, buffers: Sequence[S], limit: str | None = None):
         self._buffers, self._limit = list(buffers), limit
         self._free = list(self._buffers)
         self._handed = 0
@@ -260,10 +261,10 @@ class BufferPool(Generic[S]):
         gc.collect()
         with self._changed:
             if self._handed >= len(self._buffers):
+                more = "" if self._limit is None else f", or raise {self._limit}"
                 raise BudgetError(
                     f"all {len(self._buffers)} batch buffers that loading has are held by the caller: the rows of a "
-                    "batch lie in one until the batch is let go of (del, or x.clone() what must stay); more "
-                    f"{self._limit} makes no more of them",
+                    f"batch lie in one until the batch is let go of (del, or x.clone() what must stay){more}",
                     limit="buffers",
                 )
 

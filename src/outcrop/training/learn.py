@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from outcrop.loading.passes import Passes
 from outcrop.runtime.group import Group
+from outcrop.runtime.progress import Progress
 from outcrop.runtime.runtime import Runtime
+from outcrop.store.minibatch import MiniBatch
 from outcrop.training import evaluate as evaluation
 from outcrop.training.loop import TrainResult, train
 from outcrop.training.request import TrainRequest
@@ -44,5 +46,30 @@ def learn(
     if request.training.test and graph.has_nodes_of("test") and "test" in splits:
         with group.together("beginning to test"):
             batches = passes.start("test", 0)
-        tested = evaluation.evaluate(result.model, batches, objective, group)
+        count = -(-(request.batches_of("test") or 1) // group.world)  # of this process
+        shown = _ShownBatches(batches, runtime.progress, count)
+        tested = evaluation.evaluate(result.model, shown, objective, group)
     return result, tested
+
+
+class _ShownBatches:
+    """Goes over the batches of the test nodes, and says how far it is: no epoch does, and there may be many."""
+
+    _TASK = "score the test nodes"
+
+    def __init__(self, batches: Iterable[MiniBatch], progress: Progress, count: int):
+        self._batches, self._progress, self._taken = iter(batches), progress, 0
+        progress.start(self._TASK, count, "batches")
+
+    def __iter__(self) -> Iterator[MiniBatch]:
+        return self
+
+    def __next__(self) -> MiniBatch:
+        self._progress.advance(self._TASK, min(self._taken, 1))  # the one before is done
+        self._taken += 1
+        return next(self._batches)
+
+    def close(self) -> None:
+        self._progress.finish(self._TASK)
+        if (close := getattr(self._batches, "close", None)) is not None:
+            close()
