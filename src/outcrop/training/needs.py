@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 
-from outcrop.config import format_bytes
+from outcrop.config import exact_bytes, format_bytes
 from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import BudgetError
 from outcrop.loading.modes import Mode, Online
@@ -97,5 +97,5 @@ class TrainNeeds:
                 return None
             drawn = self.fallback.drawn
             if drawn is None or not self.fits(drawn.mode)(self.memory):
-                raise BudgetError(f"{self.memory} bytes are too few")
+                raise BudgetError(f"a memory budget of {exact_bytes(self.memory)} is too small")
             return drawn
