@@ -68,8 +68,7 @@ class Bars:
         """Shows an amount as done, which does not count for the speed."""
         if self._bars is not None and task in self._tasks:
             number = self._tasks[task]
-            completed = int(self._bars.tasks[self._bars.task_ids.index(number)].completed) + amount
-            self._bars.reset(number, completed=completed)
+            self._bars.reset(number, completed=int(self._bar(number).completed) + amount)
 
     def note(self, task: str, text: str) -> None:
         if self._bars is not None and task in self._tasks:
@@ -78,8 +77,7 @@ class Bars:
     def finish(self, task: str) -> None:
         if self._bars is not None and task in self._tasks:
             entry = self._tasks.pop(task)
-            total = self._bars.tasks[self._bars.task_ids.index(entry)].total
-            self._bars.update(entry, completed=total)
+            self._bars.update(entry, completed=self._bar(entry).total)
             if not self._tasks:
                 self.close()
 
@@ -89,6 +87,10 @@ class Bars:
             self._bars.stop()
         self._bars = None
         self._tasks.clear()
+
+    def _bar(self, number: Any) -> Task:
+        assert self._bars is not None
+        return self._bars.tasks[self._bars.task_ids.index(number)]
 
     def _display(self) -> Progress:
         return Progress(

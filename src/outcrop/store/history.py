@@ -107,8 +107,7 @@ def read(path: Path) -> dict[str, Any]:
         raise FormatError(
             f"{path} is {found[0]!r} version {found[1]!r}, not {FORMAT} {VERSION}: delete it, nothing depends on it"
         )
-    has_checksum, written = manifests.CHECKSUM in raw, raw.pop(manifests.CHECKSUM, None)
-    if has_checksum and written != manifests.checksum_of(raw):  # earlier records have none
+    if not manifests.is_as_written(raw):
         raise FormatError(
             f"{path} says other than was written: it was damaged, or changed by hand: delete it, nothing depends on it"
         )

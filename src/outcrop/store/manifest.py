@@ -108,6 +108,19 @@ def checksum_of(told: dict[str, Any]) -> str:
     return hashlib.sha256(_text_of(told).encode()).hexdigest()
 
 
+def is_as_written(told: dict[str, Any]) -> bool:
+    """Takes the checksum out of what a file of JSON says, and tells whether it is that of the rest; files of earlier
+    versions have none.
+    """
+    if CHECKSUM not in told:
+        return True
+    written = told.pop(CHECKSUM)
+    try:
+        return bool(written == checksum_of(told))
+    except RecursionError:
+        return False
+
+
 def _require_as_written(place: str, raw: dict[str, Any]) -> None:
     """Takes the checksum out of what a manifest says, and compares it; those of earlier versions have none.
 
@@ -115,15 +128,11 @@ def _require_as_written(place: str, raw: dict[str, Any]) -> None:
         FormatError: There is a field that no version has written: of the checksum, perhaps, the name was damaged.
         ChecksumError: It says other than was written.
     """
-    has_checksum, written = CHECKSUM in raw, raw.pop(CHECKSUM, None)
+    same = is_as_written(raw)
     if strange := sorted(raw.keys() - Manifest.__dataclass_fields__.keys()):
         raise FormatError(
             f"{place} has a field {strange[0]!r}, which is unknown: it was made by a newer Outcrop, or damaged"
         )
-    try:
-        same = not has_checksum or written == checksum_of(raw)
-    except RecursionError:
-        same = False
     if not same:
         raise ChecksumError(
             f"{place} says other than was written: the file was damaged, or changed by hand; make the artifact again"

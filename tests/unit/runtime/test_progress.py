@@ -34,31 +34,29 @@ def lines(clock: Clock) -> tuple[LineProgress, list[str]]:
 
 
 def test_what_was_done_before_says_nothing_of_the_rest() -> None:
-    """As where a training goes on from a checkpoint."""
-    now, lines = [0.0], list[str]()
-    progress = LineProgress(lines.append, lambda: now[0])
-    progress.start("embed", 100, "edges")
-    skip(progress, "embed", 100)
-    now[0] = 30.0
-    progress.finish("embed")  # nothing was left
-    assert lines == []
-    now[0] = 0.0
-    progress = _ListeningProgress(progress, lambda: None)  # of trainings on a run
-    progress.start("train", 4, "epochs")
-    skip(progress, "train", 2)
-    now[0] = 12.0
-    progress.advance("train", 0)
-    now[0] = 20.0
-    progress.advance("train", 1)
-    now[0] = 40.0
-    progress.advance("train", 1)
-    progress.finish("train")
-    assert lines == [
+    """As where a training on a run goes on from a checkpoint; where nothing was left, nothing is said."""
+    clock = Clock()
+    shows, written = lines(clock)
+    shows.start("embed", 100, "edges")
+    skip(shows, "embed", 100)
+    clock.now = 30.0
+    shows.finish("embed")
+    assert written == []
+    clock.now = 0.0
+    listening = _ListeningProgress(shows, lambda: None)
+    listening.start("train", 4, "epochs")
+    skip(listening, "train", 2)
+    for clock.now, epochs in ((12.0, 0), (20.0, 1), (40.0, 1)):
+        listening.advance("train", epochs)
+    listening.finish("train")
+    assert written == [
         "train: 50 % of 4 epochs in 12 s",
         "train: 75 % of 4 epochs in 20 s, about 20 s left",
         "train: 2 epochs in 40 s",
     ]
 
+
+def test_bars_and_receivers_of_somebodys_own_are_told_what_was_done_before() -> None:
     drawn = bars.Bars(Console(file=io.StringIO()))
     drawn.start("train", 1000, "epochs")
     for _ in range(3):
