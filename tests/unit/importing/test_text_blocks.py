@@ -17,6 +17,7 @@ import outcrop as oc
 from artifact_support import child_environment
 from outcrop.errors import FormatError
 from outcrop.importing.sources.table_files import TextForm, open_table
+from outcrop.importing.sources.tables import trimmed
 
 CELLS = st.text(st.sampled_from('ab1,";\n\r é'), max_size=9)
 
@@ -140,3 +141,11 @@ def test_memory_does_not_grow_with_a_file_of_wide_cells(tmp_path):
     small = peak_mib(tmp_path / "small", 500, 6000, 7)
     large = peak_mib(tmp_path / "large", 20_000, 6000, 7)
     assert large < small + 40, (small, large)
+
+
+def test_blanks_are_those_of_python():
+    """Every character that UTF-8 has, alone and around a word."""
+    letters = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
+    assert trimmed(pa.array(letters)).to_pylist() == [letter.strip() for letter in letters]
+    blanks = "".join(letter for letter in letters if letter.isspace())
+    assert trimmed(pa.array([f"{blanks}a b{blanks}", None])).to_pylist() == ["a b", None]

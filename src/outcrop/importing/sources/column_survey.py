@@ -19,7 +19,7 @@ from outcrop.importing.sources.base import FeatureSource
 from outcrop.importing.sources.ids import is_text
 from outcrop.importing.sources.table_files import FileTable
 from outcrop.importing.sources.table_keys import is_written, text_type
-from outcrop.importing.sources.tables import Place, Table
+from outcrop.importing.sources.tables import Place, Table, trimmed
 from outcrop.runtime.runtime import Runtime
 
 Kind = Literal["integer", "number", "text", "other", "none"]  # "none": no cell is filled
@@ -102,7 +102,7 @@ def _null_words(table: Table) -> pa.Array:
 
 def _filled_words(cells: pa.Array, null: pa.Array) -> pa.Array:
     """Returns cells of text without blanks around them, and null for those that stand for no value."""
-    words = compute.call_function("utf8_trim_whitespace", [cells.cast(pa.string())])
+    words = trimmed(cells.cast(pa.string()))
     none = compute.call_function("is_in", [words], compute.SetLookupOptions(value_set=null))
     return compute.call_function("if_else", [none, pa.scalar(None, pa.string()), words])
 
@@ -211,12 +211,14 @@ def standardised_block(
     table: Table, facts: Mapping[str, ColumnFacts], block: Sequence[pa.Array]
 ) -> np.ndarray:
     """Returns a block of numbers, or of text that says them, as :func:`standardised` has them: float32 [n, D]."""
-    columns = [_filled_words(cells, _null_words(table)) if is_text(cells) else cells for cells in block]
-    numbers = [cells.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False) for cells in columns]
-    means = np.array([one.mean for one in facts.values()])
-    deviations = np.array([one.deviation for one in facts.values()])
-    scaled = (np.stack(numbers, axis=1) - means) / deviations
-    return np.where(np.isnan(scaled), 0, scaled).astype(np.float32)
+    rows = np.empty((len(block[0]), len(block)), np.float32)
+    for at, (cells, one) in enumerate(zip(block, facts.values(), strict=True)):
+        filled = _filled_words(cells, _null_words(table)) if is_text(cells) else cells
+        numbers = filled.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        # Column by column: NumPy crashes where it finds no memory to go over several (npyiter_allocate_buffers).
+        scaled = (numbers - one.mean) / one.deviation
+        rows[:, at] = np.where(np.isnan(scaled), 0, scaled)
+    return rows
 
 
 def standardised(

@@ -20,7 +20,7 @@ from pyarrow import compute
 
 from outcrop.errors import FormatError
 from outcrop.importing.sources.arrow_errors import arrow_errors
-from outcrop.importing.sources.tables import Place, Table, require_distinct
+from outcrop.importing.sources.tables import Place, Table, require_distinct, trimmed
 from outcrop.runtime.threads import require_one
 
 TABLE_SUFFIXES = (".parquet", ".csv", ".tsv", ".txt")
@@ -482,10 +482,10 @@ def _called(kind: pa.DataType | None) -> str:
 
 def _first_misfit(cells: pa.Array, kind: pa.DataType | None, null_values: list[str]) -> int:
     """Returns the first cell of text that is no ``kind``; their number where all are."""
-    trimmed = compute.call_function("utf8_trim_whitespace", [cells])
+    words = trimmed(cells)
     empty = compute.SetLookupOptions(value_set=pa.array(null_values))
     none = compute.call_function("is_in", [cells], empty)
-    trimmed = compute.call_function("if_else", [none, pa.scalar(None, pa.string()), trimmed])
+    words = compute.call_function("if_else", [none, pa.scalar(None, pa.string()), words])
 
     def fits(part: pa.Array) -> bool:
         try:
@@ -494,10 +494,10 @@ def _first_misfit(cells: pa.Array, kind: pa.DataType | None, null_values: list[s
             return False
         return True
 
-    if kind is None or fits(trimmed):
+    if kind is None or fits(words):
         return len(cells)
     first, last = 0, len(cells)  # the first misfit is in between
     while last - first > 1:
         middle = (first + last) // 2
-        first, last = (middle, last) if fits(trimmed[first:middle]) else (first, middle)
+        first, last = (middle, last) if fits(words[first:middle]) else (first, middle)
     return first

@@ -26,7 +26,7 @@ from outcrop.importing.sources.ids import (
     is_text,
 )
 from outcrop.importing.sources.table_files import FileTable
-from outcrop.importing.sources.tables import Place, Table, require_filled
+from outcrop.importing.sources.tables import Place, Table, require_filled, trimmed
 from outcrop.runtime.runtime import Runtime
 
 _MERGED_IDS = 1 << 20  # at least, at a time
@@ -167,7 +167,7 @@ def _whole(place: Place, cells: pa.Array, first_row: int) -> pa.Array:
     """
     cells = cells.cast(cells.type.value_type) if pa.types.is_dictionary(cells.type) else cells
     if is_text(cells):
-        cells = _filled(compute.call_function("utf8_trim_whitespace", [cells.cast(pa.string())]))
+        cells = _filled(trimmed(cells.cast(pa.string())))
         # "5.0" is 5 without becoming a float, which would round other keys.
         point = compute.ReplaceSubstringOptions(r"^\+?(-?[0-9]+)(\.0*)?$", r"\1")
         cells = compute.call_function("replace_substring_regex", [cells], point)

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
+from pyarrow import compute
 
 from outcrop.errors import ArgumentError, FormatError
 from outcrop.importing.sources.arrow_errors import arrow_errors
@@ -157,6 +158,19 @@ def require_distinct(name: str, columns: tuple[str, ...]) -> tuple[str, ...]:
 
 # Words that stand for no value in columns of numbers, such as NA.
 NO_VALUE_WORDS = frozenset(pa_csv.ConvertOptions().null_values) - {""}
+
+_BLANKS = (
+    "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+    "\u2028\u2029\u202f\u205f\u3000"
+)
+
+
+def trimmed(cells: pa.Array) -> pa.Array:
+    """Returns text without blanks around it: as ``[str(cell).strip() for cell in cells]``.
+
+    Arrow's own function for that, ``utf8_trim_whitespace``, ends the process where no memory is left for its tables.
+    """
+    return compute.call_function("utf8_trim", [cells], compute.TrimOptions(_BLANKS))
 
 
 def require_filled(
