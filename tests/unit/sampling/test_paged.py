@@ -227,7 +227,7 @@ def test_in_many_rounds_too_a_page_is_read_once(tmp_path, make_runtime):
 @pytest.mark.exact_io
 @pytest.mark.parametrize(
     ("sampler", "memory", "most"),
-    [("neighbor", "16MiB", 4.1), ("labor", "28MiB", 8.0), ("weighted", "20MiB", 6.1)],
+    [("neighbor", "16MiB", 4.1), ("labor", "28MiB", 8.0), ("weighted", "20MiB", 8.0)],
 )
 def test_in_little_memory_many_batches_wait_for_their_lists_together(
     tmp_path, make_runtime, sampler, memory, most
