@@ -11,6 +11,15 @@ from outcrop.importing.sources.table_schema import type_name
 
 _ENDINGS = ("id", "key", "code", "no", "number")
 _SHORTEST = 2  # letters of a table's name that are looked for in that of a column
+_LABELS = ("label", "labels", "target", "y", "class")
+_SPLITS = ("split", "splits")
+_SHOWN = 4  # names of columns at either end, of many
+_HEAD = """# Write what is to be predicted as label = "COLUMN", words train, valid, test as split = "COLUMN".
+# Other columns become features where they hold numbers, unless features = ["COLUMN", ...] names those that do.
+"""
+_UNKNOWN = (
+    "# Not taken: say in place of ? which types these columns refer to, and remove the # before the lines."
+)
 
 
 @dataclass(frozen=True)
@@ -33,8 +42,12 @@ class NamedColumns:
 
 
 def guessed_toml(tables: Sequence[NamedColumns], database: str | None = None) -> str:
-    """Returns the text of a ``tables.toml``: keys called ``id`` or like the table, foreign keys called like the key of
-    another table, or like the table, and links where a table has nothing but two of these.
+    """Returns the text of a ``tables.toml``, with what it cannot know as comments.
+
+    Keys are columns called ``id`` or like the table; foreign keys those called like the key of another table, or like
+    the table; links are tables of nothing but two of these. Two columns that are called like nothing may refer to the
+    only table with a key; where there are more of those, the user has to say to which. ``label`` and ``split`` are
+    taken where a column is called so.
 
     Args:
         tables: The tables.
@@ -42,24 +55,62 @@ def guessed_toml(tables: Sequence[NamedColumns], database: str | None = None) ->
     """
     keys = {table.name: table.key or _key(table) for table in tables}
     parts = [f"database = {json.dumps(database)}\n"] if database else []
-    links = []
+    parts.append(_HEAD)
+    keyed = [type_name(name) for name, key in keys.items() if key]
+    only = (keyed[0], keyed[0]) if len(keyed) == 1 else (None, None)
+    links, unknown = [], []
     for table in tables:
         others = _foreign_keys(table, tables, keys)
-        if keys[table.name] is None and set(others) == set(table.columns) and len(others) == 2:
-            links.append(_link(table, others))
-            continue
-        lines = ["[[tables]]", f"name = {json.dumps(type_name(table.name))}"]
-        if table.file:
-            lines.append(f"file = {json.dumps(table.file)}")
-        elif type_name(table.name) != table.name:
-            lines.append(f"table = {json.dumps(table.name)}")
-        lines += [f"null = {json.dumps(table.null)}"] if table.null else []
-        lines += [f"key = {json.dumps(keys[table.name])}"] if keys[table.name] else []
-        if others:
-            listed = ", ".join(f"{_bare(c)} = {json.dumps(type_name(other))}" for c, other in others.items())
-            lines.append(f"foreign_keys = {{ {listed} }}")
-        parts.append("\n".join(lines) + "\n")
-    return "\n".join(parts + links)
+        if keys[table.name] is None and len(table.columns) == 2 and len(others) != 1:
+            columns = tuple(others) or table.columns
+            ends = tuple(map(type_name, others.values())) or only
+            (links if ends[0] else unknown).append("\n".join(_link(table, columns, ends)) + "\n")
+        else:
+            parts.append("\n".join(_node_table(table, keys[table.name], others)) + "\n")
+    if unknown:
+        unknown = ["\n".join([_UNKNOWN, *_commented("\n".join(unknown).splitlines())]) + "\n"]
+    return "\n".join(parts + links + unknown)
+
+
+def _node_table(table: NamedColumns, key: str | None, others: dict[str, str]) -> list[str]:
+    lines = ["[[tables]]", f"name = {json.dumps(type_name(table.name))}"]
+    if table.file:
+        lines.append(f"file = {json.dumps(table.file)}")
+    elif type_name(table.name) != table.name:
+        lines.append(f"table = {json.dumps(table.name)}")
+    lines += [f"null = {json.dumps(table.null)}"] if table.null else []
+    lines += [f"key = {json.dumps(key)}"] if key else []
+    if others:
+        listed = ", ".join(f"{_bare(c)} = {json.dumps(type_name(other))}" for c, other in others.items())
+        lines.append(f"foreign_keys = {{ {listed} }}")
+    left = [column for column in table.columns if column != key and column not in others]
+    for entry, names in (("label", _LABELS), ("split", _SPLITS)):
+        found = next((column for column in left if _plain(column) in names), None)
+        if found is not None:
+            lines.append(f"{entry} = {json.dumps(found)}")
+            left.remove(found)
+    if left:
+        lines.append(f"# other columns: {_shortened(left)}")
+    if key is None and len(others) == 2 and left:
+        ends = tuple(type_name(other) for other in others.values())
+        described = [*_link(table, tuple(others), ends), 'features = ["COLUMN", ...]']
+        lines += [
+            "# Or as edges, which have these columns as features, in place of nodes:",
+            *_commented(described),
+        ]
+    return lines
+
+
+def _commented(lines: Sequence[str]) -> list[str]:
+    return [f"# {line}".rstrip() for line in lines]
+
+
+def _shortened(columns: Sequence[str]) -> str:
+    """Returns names as a comment can have them: on one line, the first and the last few."""
+    shown = [json.dumps(column) for column in columns]
+    if len(shown) > 2 * _SHOWN + 1:
+        shown[_SHOWN:-_SHOWN] = [f"{len(shown) - 2 * _SHOWN} more"]
+    return ", ".join(shown)
 
 
 def _bare(column: str) -> str:
@@ -67,15 +118,17 @@ def _bare(column: str) -> str:
     return column if re.fullmatch("[A-Za-z0-9_-]+", column) else json.dumps(column)
 
 
-def _link(table: NamedColumns, others: dict[str, str]) -> str:
-    (first, source), (second, target) = others.items()
-    where = f"file = {json.dumps(table.file)}" if table.file else f"table = {json.dumps(table.name)}"
-    ends = [
-        f"{end} = {json.dumps(type_name(name))}"
-        for end, name in (("source", source), ("relation", table.name), ("target", target))
+def _link(table: NamedColumns, columns: tuple[str, ...], ends: tuple[str | None, ...]) -> list[str]:
+    """Returns the lines of a table that is edges between two types; None = nobody knows which."""
+    relation = json.dumps(type_name(table.name))
+    source, target = (json.dumps(end or "?") for end in ends)
+    first, second = map(json.dumps, columns)
+    return [
+        "[[links]]",
+        f"file = {json.dumps(table.file)}" if table.file else f"table = {json.dumps(table.name)}",
+        *(f"source = {source}", f"relation = {relation}", f"target = {target}"),
+        *(f"source_column = {first}", f"target_column = {second}"),
     ]
-    columns = [f"source_column = {json.dumps(first)}", f"target_column = {json.dumps(second)}"]
-    return "\n".join(["[[links]]", where, *ends, *columns]) + "\n"
 
 
 def _key(table: NamedColumns) -> str | None:
