@@ -120,6 +120,7 @@ class TypedImport:
         weighted = any(edges.weighted for edges, _ in self._edges)
         if not runtime.measures:
             self._arrays |= topology_specs(result, weighted=weighted)
+            self._note_dropped(result.relations, listed)
         return [
             {
                 **dict(zip(("source", "relation", "target"), edges.key, strict=True)),
@@ -220,6 +221,15 @@ class TypedImport:
                 f"{source.name} (names) has {count} rows, {source.whose} {self._sizes[source.type_name]} nodes"
             )
         return specs
+
+    def _note_dropped(self, found: Sequence[_core.CscRelation], listed: Sequence[int]) -> None:
+        """Notes how many edges of each type were dropped as duplicates; of reverses it is the same."""
+        for (edges, reversed_one), one, count in zip(self._edges, found, listed, strict=True):
+            if one.duplicates_dropped and reversed_one is None:
+                self.notes.append(
+                    f"edges {' '.join(edges.key)!r}: {one.duplicates_dropped:,} of {count:,} join nodes that "
+                    "another one joins, and were dropped: --keep-duplicates (keep_duplicates=True) keeps them"
+                )
 
     def _note_unreached(self) -> None:
         """Notes it where no edge leads to the nodes of a type, and the user has not said what of the reverses."""

@@ -143,9 +143,7 @@ def test_columns_of_numbers_become_features(base, asked, tmp_path):
         read(graph, "n2.features"), standardised([rows_of(asked, "Order Line", "n")]), atol=1e-6
     )
     notes = " ".join(graph.notes)
-    assert (
-        "nodes 'Town': features are size (standardised, empty cells 0); not imported: oddly, photo" in notes
-    )
+    assert "nodes 'Town': features are size (standardised); not imported: oddly, photo" in notes
 
 
 def test_what_is_not_finite_is_named(base, tmp_path):

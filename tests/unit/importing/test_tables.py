@@ -437,3 +437,30 @@ def test_a_file_that_changed_is_seen(folder):
     (folder / "fans.txt").write_text("7|t001|2\n")
     with pytest.raises(oc.ArgumentError, match=r"fans\.txt"):
         oc.import_graph(source, out, progress=False)
+
+
+def test_what_is_filled_and_what_is_dropped_is_said(folder, tmp_path):
+    (folder / "fans.txt").write_text("".join(f"{fan}|{team}|1\n" for fan, team, _ in [*FANS, *FANS[:4]]))
+    (folder / "tables.toml").write_text(TOML.replace('weight = "share"', 'features = ["share"]'))
+    notes = " ".join(imported(folder, tmp_path / "kept.oc").notes)
+    empty = sum(player["goals"] is None for player in PLAYERS)
+    assert (
+        f"features are goals, height (standardised); empty cells became 0: goals {empty} of {len(PLAYERS)} rows"
+        in notes
+    )
+    assert "edges 'player likes team': features are share (standardised)" in notes
+    assert "dropped" not in notes
+    (folder / "tables.toml").write_text(TOML.replace('weight = "share"\n', ""))
+    notes = " ".join(imported(folder, tmp_path / "g.oc").notes)
+    assert f"edges 'player likes team': 4 of {len(FANS) + 4} join nodes that another one joins" in notes
+
+
+def test_of_many_columns_with_empty_cells_the_worst_are_named(tmp_path):
+    columns = {f"c{i}": [None if row < i else float(row) for row in range(9)] for i in range(6)}
+    (tmp_path / "wide").mkdir()
+    pq.write_table(pa.table(columns | {"id": list(range(9)), "of": [0] * 9}), tmp_path / "wide" / "w.parquet")
+    (tmp_path / "wide" / "tables.toml").write_text(
+        '[[tables]]\nname = "w"\nfile = "w.parquet"\nkey = "id"\nforeign_keys = { of = "w" }\n'
+    )
+    said = "empty cells became 0: in 5 columns, most in c5 5, c4 4, c3 3 of 9 rows"
+    assert said in " ".join(imported(tmp_path / "wide", tmp_path / "g.oc").notes)

@@ -24,6 +24,7 @@ from outcrop.runtime.runtime import Runtime
 
 Kind = Literal["integer", "number", "text", "other", "none"]  # "none": no cell is filled
 _PIECE_ROWS = 4096
+_SHOWN = 3  # names of columns, of many
 _NUMBERS: tuple[Kind, ...] = ("integer", "number")
 _TYPES: dict[Kind, pa.DataType] = {"integer": pa.int64(), "number": pa.float64()}
 
@@ -37,6 +38,7 @@ class ColumnFacts:
         mean, deviation: Of the cells that are filled, of a column of numbers; a deviation of 0 is 1.
         odd: The first cell that is no number, where the kind is ``text``: its row and what it holds.
         infinite: First row that is not finite; None where all are.
+        empty: Cells that hold no number, of a column of finite numbers.
         rows: Rows of the table.
     """
 
@@ -45,6 +47,7 @@ class ColumnFacts:
     deviation: float
     odd: tuple[int, str] | None
     infinite: int | None
+    empty: int
     rows: int
 
     @property
@@ -149,7 +152,8 @@ class _Column:
 
     def facts(self) -> ColumnFacts:
         deviation = self.moments.deviation()
-        return ColumnFacts(self.kind, self.moments.mean, deviation, self.odd, self.infinite, self.rows)
+        mean, empty = self.moments.mean, self.rows - self.moments.count
+        return ColumnFacts(self.kind, mean, deviation, self.odd, self.infinite, empty, self.rows)
 
 
 def _widest(kind: Kind, other: Kind) -> Kind:
@@ -205,6 +209,18 @@ def require_number(place: Place, facts: ColumnFacts) -> None:
         raise FormatError(f"{place} holds no numbers: {leave}")
     if facts.infinite is not None:
         raise FormatError(f"{place.at(facts.infinite)} is not finite: correct it, or {leave}")
+
+
+def said_of(facts: Mapping[str, ColumnFacts]) -> str:
+    """Says which columns are features, and how many of their cells :func:`standardised` makes 0 for they are empty."""
+    empty = {name: one.empty for name, one in facts.items() if one.empty}
+    said = f"features are {', '.join(facts)} (standardised)"
+    if empty:
+        most = sorted(empty, key=lambda name: -empty[name])[:_SHOWN]
+        listed = ", ".join(f"{name} {empty[name]:,}" for name in most)
+        where = f"in {len(empty)} columns, most in {listed}" if len(empty) > _SHOWN else listed
+        said += f"; empty cells became 0: {where} of {next(iter(facts.values())).rows:,} rows"
+    return said
 
 
 def standardised_block(

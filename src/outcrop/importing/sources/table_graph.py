@@ -25,6 +25,7 @@ from outcrop.importing.sources.base import (
 from outcrop.importing.sources.column_survey import (
     ColumnFacts,
     require_number,
+    said_of,
     standardised,
     standardised_block,
     survey,
@@ -221,6 +222,7 @@ class _Opener:
         facts = survey(self._runtime, of.table, of.features)
         for name, one in facts.items():
             require_number(Place(of.table, name), one)
+        self._notes.append(f"edges '{of.source.table} {of.relation} {of.target.table}': {said_of(facts)}")
         keys = [of.source.column, of.target.column]
 
         def given(columns: list[str], rows: int | None = None) -> Iterator[tuple[np.ndarray, list[pa.Array]]]:
@@ -301,7 +303,7 @@ class _Opener:
             require_number(Place(of.table, name), one)
         known = {*chosen, of.key, of.label, of.split, *(key.column for key in of.foreign_keys)}
         left = [column for column in of.table.columns if column not in known]
-        parts = [f"features are {', '.join(chosen)} (standardised, empty cells 0)"] if chosen else []
+        parts = [said_of(chosen)] if chosen else []
         parts += [f"not imported: {', '.join(left)}"] if left else []
         if parts:
             self._notes.append(f"nodes {of.name!r}: {'; '.join(parts)}")
