@@ -154,6 +154,52 @@ def test_what_is_counted_is_never_less_than_what_is_written(graph: Graph, tmp_pa
     assert epoch_choice.most_bytes(graph, SampleConfig(sampler="shadow"), limits) is None
 
 
+def test_what_is_counted_of_narrow_rows_is_never_less_than_what_is_written(tmp_path: Path) -> None:
+    """Rows of users have fewer than 64 bytes, so no cache holds them while those of items are cached."""
+    random, source = np.random.default_rng(0), tmp_path / "shop"
+    source.mkdir()
+    np.save(source / "user.npy", random.random((3000, 15), np.float32))
+    np.save(source / "item.npy", random.random((300, 32), np.float32))
+    np.save(source / "labels.npy", random.integers(0, 3, 3000))
+    np.save(source / "follows.npy", random.integers(0, 3000, (30_000, 2)))
+    np.save(source / "bought_by.npy", random.integers(0, (300, 3000), (6000, 2)))
+    np.save(source / "train.npy", np.arange(2000))
+    (source / "graph.toml").write_text(_SHOP)
+    graph = oc.import_graph(f"arrays:{source}", tmp_path / "g.oc", progress=False)
+    sampling, limits = SampleConfig((5, 5), 100, seed=4), PlanConfig(memory=4 << 20)
+    observer = oc.Observer(progress=False)
+    run = oc.prepare(graph, tmp_path / "r", sampling=sampling, epochs=2, memory="4MiB", observer=observer)
+    made = sum(file.stat().st_size for file in run.path.rglob("*.bin"))
+    measured = epoch_choice.measured_bytes(graph, sampling, limits)
+    assert made <= measured.run(2) <= 1.5 * made
+    assert "in up to about" in epoch_choice.for_training(graph, sampling, limits, 2, tmp_path / "other").why
+
+
+_SHOP = """
+[[nodes]]
+name = "user"
+features = "user.npy"
+labels = "labels.npy"
+train = "train.npy"
+
+[[nodes]]
+name = "item"
+features = "item.npy"
+
+[[edges]]
+source = "user"
+relation = "follows"
+target = "user"
+file = "follows.npy"
+
+[[edges]]
+source = "item"
+relation = "bought_by"
+target = "user"
+file = "bought_by.npy"
+"""
+
+
 def test_too_little_disk_names_what_does(graph: Graph) -> None:
     with pytest.raises(BudgetError, match=r"smallest --disk-space that does is \d+") as refused:
         trained(graph, disk_space="300KiB")

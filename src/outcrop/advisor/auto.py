@@ -207,20 +207,25 @@ def wanted_bytes(graph: Graph, batch: BatchGraph) -> int:
     return sum(count * rows.row_bytes for count, rows in zip(counts, graph.row_files, strict=True))
 
 
-def missing_share(graph: Graph, batches: Sequence[BatchGraph], cache_bytes: int) -> float:
+def missing_share(
+    graph: Graph, batches: Sequence[BatchGraph], cache_bytes: int, least_bytes: int = 1
+) -> float:
     """Returns the share of the last batch's rows that a cache of ``cache_bytes`` would not hold; of several row files
-    the share of their bytes.
+    the share of their bytes, of which narrower rows than ``least_bytes`` are in no cache.
     """
     wanted = [[batch.section(rows).ids for batch in batches] for rows in graph.row_files]
     sizes = [(rows.row_bytes, rows.num_rows) for rows in graph.row_files]
     if len(sizes) != 1:
-        return missing_bytes(wanted, sizes, cache_bytes)
+        return missing_bytes(wanted, sizes, cache_bytes, least_bytes)
     ((row_bytes, num_rows),) = sizes
     return missing_rows(wanted[0], cache_bytes // max(row_bytes, 1), num_rows)
 
 
 def missing_bytes(
-    wanted: Sequence[Sequence[np.ndarray]], sizes: Sequence[tuple[int, int]], cache_bytes: int
+    wanted: Sequence[Sequence[np.ndarray]],
+    sizes: Sequence[tuple[int, int]],
+    cache_bytes: int,
+    least_bytes: int = 1,
 ) -> float:
     """Returns the share of the bytes of the last batch's rows that a cache would not hold which the others have filled:
     rows of all row files, often wanted ones first, as :func:`missing_rows` has it of one.
@@ -228,28 +233,32 @@ def missing_bytes(
     Args:
         wanted: Ids of the rows that each batch wants, of each row file.
         sizes: Bytes of a row, and number of rows, of each row file.
+        cache_bytes: Bytes that the cache holds.
+        least_bytes: Narrower rows are not cached.
     """
+    last = [batches[-1] if batches else np.zeros(0, np.int64) for batches in wanted]
+    total = sum(len(ids) * width for ids, (width, _) in zip(last, sizes, strict=True))
+    wide = [number for number, (width, _) in enumerate(sizes) if width >= least_bytes]
+    never = total - sum(len(last[number]) * sizes[number][0] for number in wide)
+    all_bytes = sum(sizes[number][0] * sizes[number][1] for number in wide)
+    if cache_bytes >= all_bytes or not wide:
+        return never / total if total else 0.0
     seen = [
-        np.unique(np.concatenate(batches[:-1] or [np.zeros(0, np.int64)]), return_counts=True)
-        for batches in wanted
+        np.unique(np.concatenate(wanted[number][:-1] or [np.zeros(0, np.int64)]), return_counts=True)
+        for number in wide
     ]
-    owner = np.repeat(np.arange(len(seen)), [len(ids) for ids, _ in seen])
-    widths = np.array([row_bytes for row_bytes, _ in sizes], np.int64)
-    order = np.argsort(-np.concatenate([times for _, times in seen] or [np.zeros(0)]), kind="stable")
+    widths = np.array([sizes[number][0] for number in wide], np.int64)
+    owner = np.repeat(np.arange(len(wide)), [len(ids) for ids, _ in seen])
+    order = np.argsort(-np.concatenate([times for _, times in seen]), kind="stable")
     filled = np.zeros(len(owner), bool)
     filled[order] = np.cumsum(widths[owner[order]]) <= cache_bytes
     seen_bytes = int(widths[owner].sum())
-    all_bytes = sum(row_bytes * num_rows for row_bytes, num_rows in sizes)
-    if cache_bytes >= all_bytes:
-        return 0.0
-    missed = total = 0
-    for number, batches in enumerate(wanted):
-        last = batches[-1] if batches else np.zeros(0, np.int64)
-        held = seen[number][0][filled[owner == number]]
-        missed += int((~np.isin(last, held)).sum()) * sizes[number][0]
-        total += len(last) * sizes[number][0]
+    missed = 0
+    for at, number in enumerate(wide):
+        held = seen[at][0][filled[owner == at]]
+        missed += int((~np.isin(last[number], held)).sum()) * sizes[number][0]
     unseen = max(cache_bytes - seen_bytes, 0) / max(all_bytes - seen_bytes, 1)
-    return missed / total * (1 - unseen) if total else 0.0
+    return (never + missed * (1 - unseen)) / total if total else 0.0
 
 
 def missing_rows(batches: Sequence[np.ndarray], cache_rows: int, num_nodes: int) -> float:

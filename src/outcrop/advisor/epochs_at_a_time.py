@@ -12,6 +12,7 @@ from outcrop.advisor import auto
 from outcrop.config import PlanConfig, SampleConfig, TrainConfig, format_bytes
 from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import BudgetError, FormatError
+from outcrop.preparation.cached_rows import least_cached_bytes
 from outcrop.preparation.plan import packs_test
 from outcrop.runtime import memory_tables
 from outcrop.runtime.pages import PAGE_BYTES
@@ -113,7 +114,7 @@ def for_training(
         return EpochChoice(there, epochs, limit, _all(epochs))
     fits, size = _fitting(graph, sampling, limits, epochs, limit)
     if fits >= epochs:
-        return EpochChoice(epochs, epochs, limit, _all(epochs))
+        return EpochChoice(epochs, epochs, limit, _all(epochs, size))
     assert size is not None
     left = max(limit - size.evaluation, memory_tables.EVALUATION_DISK.bytes_of(limit))
     pool = memory_tables.POOL_DISK.bytes_of(left)
@@ -238,7 +239,8 @@ def measured_bytes(graph: Graph, sampling: SampleConfig, limits: PlanConfig) -> 
     missing = 0.0
     if limits.memory is not None:
         buffer = max((rows + size for rows, size in zip(wanted, records, strict=True)), default=0)
-        missing = auto.missing_share(graph, probe.batches, limits.memory - _BUFFERS * buffer)
+        cache, least = limits.memory - _BUFFERS * buffer, least_cached_bytes(graph.row_files)
+        missing = auto.missing_share(graph, probe.batches, cache, least)
     return _of_batches(graph, sampling, limits, structure, sum(wanted) / count, missing, probe.count)
 
 
@@ -283,8 +285,10 @@ def _of_batches(
     )
 
 
-def _all(epochs: int) -> str:
-    return f"new batches in every epoch: {_epochs(epochs)} prepared at once"
+def _all(epochs: int, size: EpochBytes | None = None) -> str:
+    """Says that all are prepared, and what disk that may take where a few batches were looked at."""
+    disk = "" if size is None else f", in up to about {format_bytes(size.run(epochs))} on disk"
+    return f"new batches in every epoch: {_epochs(epochs)} prepared at once{disk}"
 
 
 def _count(epochs: int) -> str:

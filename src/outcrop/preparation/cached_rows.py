@@ -20,9 +20,7 @@ from outcrop.store.samples import SampleSection, SampleSet
 
 _BLOCK_NODES = 1 << 17
 ID_BYTES = 16  # of each row that is cached, while it is chosen
-_NARROW_BYTES = (
-    64  # rows that are narrower are cached only where there are no others: id and address cost too much
-)
+_NARROW_BYTES = 64  # what id and address of a row cost is a fourth of that
 
 
 @dataclass
@@ -31,6 +29,11 @@ class CachedRows:
 
     host_ids: np.ndarray
     device_ids: np.ndarray
+
+
+def least_cached_bytes(files: Sequence[RowFile]) -> int:
+    """Returns the bytes from which on a row is cached: narrower ones are where there are no others alone."""
+    return _NARROW_BYTES if len(files) > 1 else 1
 
 
 def wanted_ids(section: SampleSection, packed: np.ndarray, runtime: Runtime) -> Iterator[np.ndarray]:
@@ -51,7 +54,7 @@ def choose_cached_rows(
     """
     nothing = np.zeros(0, np.int64)
     chosen = [CachedRows(nothing, nothing) for _ in files]
-    least = _NARROW_BYTES if len(files) > 1 else 1
+    least = least_cached_bytes(files)
     narrow = min((rows.row_bytes for rows in files if rows.row_bytes >= least), default=0)
     if not narrow or device_bytes // narrow + host_bytes // narrow == 0:
         return chosen

@@ -244,6 +244,12 @@ def test_share_of_bytes_that_no_cache_holds(
     seen = sum(sizes[file][0] for file, _ in times)
     room = max(cache - seen, 0) / max(1800 - seen, 1)
     assert found == pytest.approx(missed / total * (1 - room) if total else 0.0)
+    # Of narrow rows that are never held, all are missing; of the others as many as if there were no narrow ones.
+    narrow = 10 * len(wanted[0][-1])
+    wide = auto.missing_bytes(wanted[1:], sizes[1:], cache) * 70 * len(wanted[1][-1])
+    never = auto.missing_bytes(wanted, sizes, cache, 64)
+    assert never == pytest.approx((narrow + wide) / total if total else 0.0)
+    assert auto.missing_bytes(wanted, sizes, cache, 71) == (1.0 if total else 0.0)
     rows = auto.missing_rows(wanted[0], cache // 10, 40)
     assert auto.missing_bytes(wanted[:1], [(10, 40)], cache // 10 * 10) == pytest.approx(rows)
 
