@@ -24,6 +24,7 @@ from outcrop.cli.main import app
 from outcrop.errors import ArgumentError, BudgetError
 from outcrop.inference import layerwise
 from outcrop.nn.schema import GraphSchema
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
 from typed_batches import with_edges_to_all
 from typed_infer_support import Whole, a_typed_model, expected, save_typed, whole_of
@@ -176,6 +177,21 @@ def test_results_carry_the_names_of_their_type(tmp_path: Path) -> None:
     authors = {"out": tmp_path / "a.parquet", "nodes": ("t1", [4]), "output": "embeddings"}
     oc.infer(made.graph, **authors, **options)
     assert pq.read_table(tmp_path / "a.parquet").column_names == ["node", "embeddings"]
+
+
+def test_metrics_are_those_of_the_type_with_labels(tmp_path: Path, graph: Graph) -> None:
+    made = Made(tmp_path, graph, "rgcn")
+    best = made.infer().argmax(1)
+    with Runtime() as runtime:
+        of = graph.seed_type
+        y = np.array(graph.array(runtime, of.array("labels")).memmap())
+        splits = {split: graph.split(runtime, split) for split in made.report.metrics}
+    assert list(splits) == ["train", "valid", "test"]
+    for split, ids in splits.items():
+        assert made.report.metrics[split]["accuracy"] == pytest.approx((best == y)[ids].mean())
+        assert made.report.metrics[split]["labels"] == len(ids)
+    made.infer(nodes=("author", "all"), output="embeddings")
+    assert made.report.metrics == {}
 
 
 def test_types_that_no_later_layer_needs_are_not_computed(tmp_path: Path, graph: Graph) -> None:

@@ -23,6 +23,7 @@ from outcrop.inference.task import InferTask, checked_task, sampling_of
 from outcrop.runtime import system
 from outcrop.runtime.observer import Observer
 from outcrop.store.graph import Graph, open_graph
+from outcrop.training.split_metrics import SplitMetrics
 
 OLD = {
     "fanouts": "sampling.fanouts",
@@ -119,8 +120,18 @@ def infer(
         memory=memory,
         device=device,
     )
+    metrics = None
+    if output != "embeddings":
+        learned = task.scored.kind, task.out_dim, task.scored.class_names
+        metrics = SplitMetrics(task.graph, task.node_type, *learned)
     with watched.watching() as progress:
-        report = run(task, config, limit, trace_path=watched.trace, progress=progress)
+        report = run(
+            *(task, config, limit),
+            seen=None if metrics is None else metrics.add,
+            trace_path=watched.trace,
+            progress=progress,
+        )
+    report.metrics = {} if metrics is None else metrics.values()
     report.seconds = time.monotonic() - started
     return report
 

@@ -121,11 +121,19 @@ def summarize(out: Path, report: dict[str, Any]) -> None:
     printing.print_facts(
         {
             "written": f"{out}: {report['rows']} rows of {report['output']} in {report['seconds']:.1f} s",
+            **_metric(report["metrics"]),
             **_predicted(report),
             "peak memory": f"{format_use(report['peak_host_bytes'], memory)} "
             f"(whole process {format_bytes(report['peak_process_bytes'])})",
         }
     )
+
+
+def _metric(metrics: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Returns the first metric of the kind of labels, of each split that was written whole."""
+    found = ((split, next(iter(values.items()))) for split, values in metrics.items())
+    listed = [(name, f"{split} {value:.4f}") for split, (name, value) in found]
+    return {listed[0][0]: ", ".join(text for _, text in listed)} if listed else {}
 
 
 def _print_plan(found: dict[str, Any]) -> None:

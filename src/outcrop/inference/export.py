@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, final
 
@@ -20,6 +21,7 @@ from outcrop.store.arrays import DiskArray
 from outcrop.store.names import NodeNames
 
 SUFFIXES = (".npy", ".parquet")
+Seen = Callable[[np.ndarray, np.ndarray], None]
 
 
 def check_suffix(path: Path) -> None:
@@ -33,30 +35,34 @@ def output_bytes(rows: int, width: int, what: str, name_bytes: int = 0) -> int:
     return rows * (name_bytes + (16 if what == "classes" else 8 + 4 * width))
 
 
-def export(
-    rows: DiskArray,
-    ids: np.ndarray | None,
-    numbers: np.ndarray | None,
-    what: str,
-    path: Path,
-    runtime: Runtime,
-    kind: str = "class",
-    names: NodeNames | None = None,
-    class_names: Sequence[str] = (),
-) -> None:
-    """Writes rows to ``path``, in the format that its suffix names.
+@dataclass(frozen=True)
+class ExportRequest:
+    """Says what of rows becomes a file.
 
-    Args:
-        rows: float32 [n, D]; of ``classes`` int64 [n, 1].
-        ids: int64, the node of each row of the file; None = 0, 1, ...
-        numbers: int64, the row of ``rows`` that is each row of the file; None = all, in order.
+    Attributes:
         what: ``probabilities``, or the rows as they are: ``classes``, ``logits``, ``values``, ``embeddings``.
         kind: Kind of labels: probabilities of ``class`` are those of one class against the others, of ``multilabel``
             those of each column.
+        ids: int64, the node of each row of the file; None = 0, 1, ...
+        numbers: int64, the row that is each row of the file; None = all, in order.
         names: Names of the nodes, for a column ``name`` of Parquet; None = there are none.
         class_names: Names of the columns, for a column ``class_name`` of Parquet; empty = there are none.
+        seen: Is given the nodes, int64 [n], and the rows [n, D] of each block, as they are stored.
     """
+
+    what: str
+    kind: str = "class"
+    ids: np.ndarray | None = None
+    numbers: np.ndarray | None = None
+    names: NodeNames | None = None
+    class_names: Sequence[str] = ()
+    seen: Seen | None = None
+
+
+def export(rows: DiskArray, asked: ExportRequest, path: Path, runtime: Runtime) -> None:
+    """Writes rows, float32 [n, D], or int64 [n, 1] of ``classes``, to ``path``, in the format that its suffix names."""
     check_suffix(path)
+    numbers, names, what = asked.numbers, asked.names, asked.what
     count, width = (rows.num_rows if numbers is None else len(numbers)), rows.spec.shape[1]
     temporary = manifests.temporary_file(path)
     with naming_files(path):
@@ -66,12 +72,14 @@ def export(
                 if path.suffix == ".npy":
                     table, name_bytes = _Npy(file, count, width, what), 0
                 else:
-                    table = _Parquet(file, count, width, what, names, class_names)
+                    table = _Parquet(file, count, width, what, names, asked.class_names)
                     name_bytes = 0 if names is None else names.bytes_per_name()
                 for start, block in _blocks(rows, numbers, runtime, name_bytes):
                     stop = start + len(block)
-                    values = _convert(block, what, kind)
-                    table.append(np.arange(start, stop) if ids is None else ids[start:stop], values)
+                    ids = np.arange(start, stop) if asked.ids is None else asked.ids[start:stop]
+                    if asked.seen is not None:
+                        asked.seen(ids, block)
+                    table.append(ids, _convert(block, what, asked.kind))
                     runtime.progress.advance("export", len(block))
                 table.finish()
                 file.flush()

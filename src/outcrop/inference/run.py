@@ -65,6 +65,8 @@ class InferReport:
         predicted_bytes_written: What the layers of a whole, layer-wise run write, exactly.
         predicted_bytes_read: What they read, exactly, where all of them are computed by columns; else None.
         export_bytes_read: Bytes that were read of the last layer to write the output.
+        metrics: Of each split all of whose nodes are written: every metric of the kind of labels by name, and
+            ``labels``, how many are known. With method ``layerwise`` they are those of all neighbours.
     """
 
     method: str
@@ -77,6 +79,7 @@ class InferReport:
     predicted_bytes_written: int | None = None
     predicted_bytes_read: int | None = None
     export_bytes_read: int = 0
+    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
     layers: list[dict[str, Any]] = field(default_factory=list)
     resumed_layers: int = 0
     peak_host_bytes: int = 0
@@ -100,6 +103,7 @@ def run(
     config: SampleConfig | None,
     limit: int,
     *,
+    seen: exporting.Seen | None = None,
     trace_path: str | Path | None = None,
     progress: Progress | bool | None = None,
 ) -> InferReport:
@@ -109,6 +113,7 @@ def run(
 
     Args:
         config: How mini-batches are drawn; None: layer by layer (:func:`sampling_of`).
+        seen: Is given what is written, before scores become probabilities.
 
     Raises:
         BudgetError: The budget cannot hold one part of a layer; names the smallest that can.
@@ -135,20 +140,18 @@ def run(
         runtime.progress.start("export", task.num_rows, "rows")
         rows, before = activations.open_rows(result, runtime), runtime.io.counters.read_bytes
         try:
-            numbers = task.row_numbers(rows.num_rows)
             named = task.out.suffix == ".parquet" and graph.has_names_of(task.node_type)
             with graph.open_names(runtime, task.node_type.name) if named else nullcontext() as names:
-                exporting.export(
-                    rows,
-                    task.nodes,
-                    numbers,
+                asked = exporting.ExportRequest(
                     output,
-                    task.out,
-                    runtime,
                     scored.kind,
+                    task.nodes,
+                    task.row_numbers(rows.num_rows),
                     names,
                     scored.class_names,
+                    seen,
                 )
+                exporting.export(rows, asked, task.out, runtime)
         finally:
             rows.close()
         runtime.progress.finish("export")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -68,19 +68,36 @@ def batch_tally(objective: Objective, scores: Tensor, y: Tensor) -> BatchTally:
         error = error[~error.isnan()]
         return BatchTally(len(error), 0, float(error.sum()), float(error.square().sum()))
     if objective.kind == "class":
+        tally = class_tally(scores.argmax(1), y, scores.shape[1])
+        if objective.metric != "auc":
+            return tally
         there, columns = y >= 0, scores.shape[1]
-        found = F.one_hot(scores[there].argmax(1), columns).bool()
-        true = F.one_hot(y[there], columns).bool()
-        known, right = torch.ones_like(true), int((found & true).sum())
-        num_known = len(true)
-        kept = _against_rest(scores[there]), (true[:, 1:] if columns == 2 else true).float()
-    else:
-        known, found, true = ~y.isnan(), scores > 0, y > 0.5
-        right, num_known = int(((found == true) & known).sum()), int(known.sum())
-        kept = scores, y
+        true = F.one_hot(y[there], columns)
+        return replace(
+            tally, scores=(_against_rest(scores[there]), (true[:, 1:] if columns == 2 else true).float())
+        )
+    known, found, true = ~y.isnan(), scores > 0, y > 0.5
+    right = int(((found == true) & known).sum())
     parts = [found & true & known, found & ~true & known, ~found & true & known]
     counts = torch.stack([part.sum(0) for part in parts]).double()
-    return BatchTally(num_known, right, counts=counts, scores=kept if objective.metric == "auc" else None)
+    kept = (scores, y) if objective.metric == "auc" else None
+    return BatchTally(int(known.sum()), right, counts=counts, scores=kept)
+
+
+def class_tally(found: Tensor, y: Tensor, columns: int) -> BatchTally:
+    """Returns what classes that were found add up to.
+
+    Args:
+        found: int64 [n], below ``columns``.
+        y: int64 [n], below ``columns``; -1 = unknown.
+        columns: Number of classes.
+    """
+    there = y >= 0
+    found, y = found[there], y[there]
+    right = found == y
+    parts = (y[right], found[~right], y[~right])
+    counts = torch.stack([torch.bincount(part, minlength=columns) for part in parts]).double()
+    return BatchTally(len(y), int(right.sum()), counts=counts)
 
 
 @dataclass

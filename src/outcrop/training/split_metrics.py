@@ -1,0 +1,103 @@
+"""Metrics of the splits, added up while predictions are written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from outcrop.config.sampling import SPLITS
+from outcrop.runtime.runtime import Runtime
+from outcrop.store.graph import Graph
+from outcrop.store.graph_types import NodeType
+from outcrop.store.targets import open_targets
+from outcrop.training.metrics import Tally, batch_tally, class_tally
+from outcrop.training.objectives import METRICS, Objective
+
+_PIECE_BYTES = 1 << 18  # of rows that are looked at at a time: what is computed of them is not in the budget
+
+
+class SplitMetrics:
+    """Compares predictions with labels, for each split of which every node is among those that are written.
+
+    Labels and splits are mapped, so they take none of a memory budget.
+
+    Args:
+        graph: Graph that the nodes are of.
+        node_type: Type of the nodes.
+        kind: Kind of labels that was learned.
+        columns: Scores of a node.
+        class_names: What the classes are called that were learned; empty = that is not known. Nothing is compared
+            with labels of another kind, with more classes or other columns, or whose classes are called otherwise.
+    """
+
+    def __init__(
+        self, graph: Graph, node_type: NodeType, kind: str, columns: int, class_names: Sequence[str] = ()
+    ):
+        self._kind, self._type, self._columns = kind, node_type, columns
+        arrays, labels = graph.manifest.arrays, node_type.array("labels")
+        there = [split for split in SPLITS if node_type.array(split) in arrays]
+        if labels not in arrays or node_type.label_kind != kind:
+            there = []
+        elif kind == "class":
+            known = columns >= node_type.num_classes and tuple(class_names) == node_type.class_names
+            there = there if known else []
+        elif columns != math.prod(arrays[labels].shape[1:]):
+            there = []
+        with Runtime() as runtime:
+            self._ids = {
+                split: graph.array(runtime, node_type.array(split)).memmap(check=True) for split in there
+            }
+            of_classes = there and kind == "class"
+            self._classes = graph.array(runtime, labels).memmap(check=True) if of_classes else None
+            self._targets = open_targets(graph, runtime) if there and not of_classes else None
+        self._tallies = {split: Tally(Objective(kind)) for split in there}
+        self._seen, self._known = dict.fromkeys(there, 0), dict.fromkeys(there, 0)
+
+    def add(self, ids: np.ndarray, rows: np.ndarray) -> None:
+        """Takes the next nodes.
+
+        Args:
+            ids: int64 [n].
+            rows: Scores, float32 [n, columns], before they become probabilities; or classes, int64 [n, 1].
+        """
+        step = max(_PIECE_BYTES // max(rows.itemsize * rows.shape[1], 16), 1) if self._ids else len(ids) or 1
+        for start in range(0, len(ids), step) if self._ids else ():
+            piece = ids[start : start + step]
+            for split, members in self._ids.items():
+                at = np.searchsorted(members, piece)
+                found = (
+                    np.flatnonzero(members[np.minimum(at, len(members) - 1)] == piece)
+                    if len(members)
+                    else at[:0]
+                )
+                if len(found):
+                    self._add(split, piece[found], rows[start + found])
+
+    def _add(self, split: str, ids: np.ndarray, rows: np.ndarray) -> None:
+        self._seen[split] += len(ids)
+        if self._classes is not None:
+            y = torch.from_numpy(self._classes[ids].astype(np.int64))
+            classes = torch.from_numpy(rows[:, 0] if rows.dtype.kind == "i" else rows.argmax(1))
+            batch = class_tally(classes, y, self._columns)
+        else:
+            assert self._targets is not None
+            y = torch.from_numpy(self._targets.of(self._type, ids))
+            batch = batch_tally(self._tallies[split].objective, torch.from_numpy(rows), y)
+        self._known[split] += batch.known
+        self._tallies[split].add(batch)
+
+    def values(self) -> dict[str, dict[str, Any]]:
+        """Returns the metrics of each split by name, that of training first, and ``labels``: how many are known. Splits
+        of which none is, or that were not written whole, are left out.
+        """
+        found = {}
+        for split, tally in self._tallies.items():
+            if self._known[split] and self._seen[split] == len(self._ids[split]):
+                values = tally.values()
+                found[split] = {name: values[name] for name in METRICS[self._kind] if name in values}
+                found[split]["labels"] = self._known[split]
+        return found
