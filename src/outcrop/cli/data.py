@@ -181,7 +181,9 @@ def _facts(about: dict[str, Any]) -> dict[str, object]:
         if name.endswith(manifests.PAGE_SUMS):
             continue
         shape = " x ".join(str(n) for n in array["shape"])
-        facts[name] = f"{array['dtype']} {shape}  {format_bytes(array['bytes'])}"
+        facts[_array_in_words(name, about.get("graph", {}))] = (
+            f"{array['dtype']} {shape}  {format_bytes(array['bytes'])}"
+        )
     for name, array in about.get("tensors", {}).items() if about["version"] is None else ():
         facts[name] = f"{array['dtype']} {' x '.join(str(n) for n in array['shape'])}"
     if not about.get("graph", {}).get("page_checksums", True):
@@ -200,6 +202,19 @@ def _coding_in_words(attributes: dict[str, Any]) -> dict[str, object]:
         most = f"up to {sparse.get('stored')} of {sparse.get('columns')} values in a row"
         return {"sparse features": f"{sparse.get('dtype')}, {most}"}
     return {}
+
+
+def _array_in_words(name: str, graph: dict[str, Any]) -> str:
+    """Returns the name of an array, with that of its type in place of the type's number: n0.features, e2.features."""
+    of, _, rest = name.partition(".")
+    kind, number = of[:1], of[1:]
+    if not rest or kind not in ("n", "e") or not number.isdigit():
+        return name
+    types = graph.get("node_types" if kind == "n" else "edge_types", ())
+    if int(number) >= len(types):  # of a graph without types
+        return f"{rest} of edges" if kind == "e" else name
+    key = [str(types[int(number)].get(part)) for part in ("source", "relation", "target", "name")]
+    return f"{rest} of {' '.join(key[:3]) if kind == 'e' else key[3]!r}"
 
 
 def _nodes_in_words(of: dict[str, Any]) -> str:

@@ -323,6 +323,23 @@ def test_doctor_needs_a_folder_to_measure_under(tmp_path: Path) -> None:
     assert f"--folder {tmp_path / 'nope'} is no folder" in str(ended.exception)
 
 
+def test_info_names_types_and_not_their_numbers(tmp_path: Path) -> None:
+    import outcrop as oc
+
+    config = oc.GenerateConfig(nodes=400, edges=2000, kind="typed", features=6, edge_features=2)
+    graph = oc.generate_graph(tmp_path / "typed.oc", config, progress=False)
+    said = CliRunner().invoke(app, ["info", str(graph.path)], catch_exceptions=False).stdout
+    for rows in graph.row_files:
+        of = rows.owner
+        name = " ".join(of.key) if of in graph.edge_types else of.name
+        assert re.search(rf"^features of '{name}' +\w+ {rows.num_rows} x \d", said, re.MULTILINE), name
+    assert not re.search(r"^[ne]\d", said, re.MULTILINE)
+    source = {"edges": np.array([[0, 1], [1, 2]]), "edge_features": np.ones((2, 3), np.float32)}
+    flat = oc.import_graph(source, tmp_path / "flat.oc", progress=False)
+    said = CliRunner().invoke(app, ["info", str(flat.path)], catch_exceptions=False).stdout
+    assert re.search(r"^features of edges +float32 2 x 3", said, re.MULTILINE)
+
+
 def test_info_of_exports_and_unfinished_runs(made: Path, tmp_path: Path) -> None:
     """Files for other programs in a line for each column; an embedding run; a run of which nothing is finished."""
 
