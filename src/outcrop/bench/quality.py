@@ -1,4 +1,4 @@
-"""Benchmark ``quality``: test accuracy on real graphs, in every mode and with several seeds.
+"""Benchmark ``quality``: the test metric on real graphs, in every mode and with several seeds.
 
 On the CPU no mode may differ from ``memory`` by a bit, but ``partition``, which learns something else.
 """
@@ -25,6 +25,7 @@ from outcrop.loading.modes import InMemory, mode_named
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph, open_graph
 from outcrop.store.quantised import QuantisedDecoder
+from outcrop.training.objectives import METRICS
 
 SEEDS = 5
 
@@ -95,6 +96,7 @@ def run(
         graph = open_graph(path)
         memory = max(graph.feature_bytes // 10, 16 << 20)
         scores: dict[str, list[float]] = {mode: [] for mode in modes}
+        metric = METRICS[graph.label_kind][0]
         identical = True
         for seed in range(SEEDS):
             log(f"{path.name}, seed {seed}")
@@ -127,12 +129,13 @@ def run(
                 for mode in modes
             }
             for mode, result in results.items():
-                scores[mode].append(result.test_accuracy or 0.0)
+                scores[mode].append(result.test_metric or 0.0)
                 if InMemory.name in results and not mode_named(mode).batches_by_budget:
                     identical &= result.batch_losses == results[InMemory.name].batch_losses
-                    identical &= result.test_accuracy == results[InMemory.name].test_accuracy
+                    identical &= result.test_metric == results[InMemory.name].test_metric
         graphs_by_name[path.stem] = {
-            "modes": {m: {"test_accuracy": mean(s), "spread": pstdev(s)} for m, s in scores.items()},
+            "metric": metric,
+            "modes": {m: {f"test_{metric}": mean(s), "spread": pstdev(s)} for m, s in scores.items()},
             "identical": identical,
             "feature_bytes": graph.feature_bytes,
         }
@@ -140,11 +143,12 @@ def run(
         "experiment": "quality",
         "setting": plain(setting),
         "graphs": graphs_by_name,
-        "columns": ["graph", *modes, "bit-equal to memory"],
+        "columns": ["graph", "metric", *modes, "bit-equal to memory"],
         "rows": [
             [
                 name,
-                *(f"{r['modes'][m]['test_accuracy']:.4f} ± {r['modes'][m]['spread']:.4f}" for m in modes),
+                r["metric"],
+                *("{:.4f} ± {:.4f}".format(*r["modes"][m].values()) for m in modes),
                 "yes" if r["identical"] else "NO",
             ]
             for name, r in graphs_by_name.items()
