@@ -1,5 +1,13 @@
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <chrono>
+#include <cstddef>
 #include <exception>
 #include <thread>
 
@@ -170,6 +178,51 @@ TEST_P(IoFaultTest, ARingThatFailsLaterWaitsForWhatIsUnderWay) {
     return;
   }
   FAIL() << "the first read was over each time before the ring failed";
+}
+
+// From here on every thread of this process is refused to enter rings; returns whether that could be had.
+bool refuse_to_enter_rings() {
+  sock_filter code[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_io_uring_enter, 0, 1),
+                        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+                        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  const sock_fprog filter{std::size(code), code};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         syscall(__NR_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &filter) == 0;
+}
+
+// Nobody can know what a kernel does that answers nothing: jobs fail when it has had time for what it was given.
+TEST_P(IoFaultTest, AKernelThatAnswersNothingIsNotWaitedForLong) {
+  if (GetParam() != Backend::uring) GTEST_SKIP() << "only a ring is entered";
+  constexpr int kFailed = 3, kDone = 4, kNoFilter = 5;
+  const pid_t child = fork();  // a filter stays
+  if (child == 0) {
+    using Clock = std::chrono::steady_clock;
+    IoOptions options;
+    options.faults.delay_us = 60'000'000;
+    auto io = engine(options);
+    const FileId f = io->open(folder_.file("x"), OpenMode::read);
+    BytesVector memory(2 * 4096);
+    auto slow = io->submit(IoOp::read, {{f, 0, 4096, memory.data()}});
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    if (!refuse_to_enter_rings()) _exit(kNoFilter);
+    const auto started = Clock::now();
+    auto later = io->submit(IoOp::read, {{f, 4096, 4096, memory.data() + 4096}});
+    for (auto* job : {&later, &slow}) {
+      try {
+        (*job)->wait();
+        _exit(kDone);
+      } catch (const Error&) {
+      }
+    }
+    const auto took = Clock::now() - started;
+    _exit(took > std::chrono::seconds(4) && took < std::chrono::seconds(30) ? kFailed : kDone);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status)) << status;
+  if (WEXITSTATUS(status) == kNoFilter) GTEST_SKIP() << "the kernel has no filters of system calls";
+  EXPECT_EQ(WEXITSTATUS(status), kFailed);
 }
 
 TEST_P(IoFaultTest, EndlessAgainEnds) {
