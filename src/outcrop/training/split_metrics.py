@@ -39,7 +39,7 @@ class SplitMetrics:
     ):
         self._kind, self._type, self._columns = kind, node_type, columns
         arrays, labels = graph.manifest.arrays, node_type.array("labels")
-        there = [split for split in SPLITS if node_type.array(split) in arrays]
+        there = [s for s in SPLITS if node_type.array(s) in arrays and arrays[node_type.array(s)].shape[0]]
         if labels not in arrays or node_type.label_kind != kind:
             there = []
         elif kind == "class":
@@ -64,16 +64,14 @@ class SplitMetrics:
             ids: int64 [n].
             rows: Scores, float32 [n, columns], before they become probabilities; or classes, int64 [n, 1].
         """
-        step = max(_PIECE_BYTES // max(rows.itemsize * rows.shape[1], 16), 1) if self._ids else len(ids) or 1
-        for start in range(0, len(ids), step) if self._ids else ():
+        if not self._ids:
+            return
+        step = max(_PIECE_BYTES // max(rows.itemsize * rows.shape[1], 16), 1)
+        for start in range(0, len(ids), step):
             piece = ids[start : start + step]
             for split, members in self._ids.items():
-                at = np.searchsorted(members, piece)
-                found = (
-                    np.flatnonzero(members[np.minimum(at, len(members) - 1)] == piece)
-                    if len(members)
-                    else at[:0]
-                )
+                places = np.minimum(np.searchsorted(members, piece), len(members) - 1)
+                found = np.flatnonzero(members[places] == piece)
                 if len(found):
                     self._add(split, piece[found], rows[start + found])
 

@@ -19,13 +19,14 @@ NODES, CLASSES = 300, 4
 SPLITS = {"train": np.arange(0, 300, 3), "valid": np.arange(1, 300, 3), "test": np.arange(2, 290, 3)}
 
 
-def imported(folder: Path, labels: np.ndarray, kind: str | None = None) -> Graph:
+def imported(folder: Path, labels: np.ndarray, kind: str | None = None, **splits: np.ndarray) -> Graph:
     random = np.random.default_rng(0)
     source = {
         "edges": random.integers(0, NODES, (1500, 2)),
         "features": random.normal(size=(NODES, 8)).astype(np.float32),
         "labels": labels,
         **SPLITS,
+        **splits,
     }
     return oc.import_graph(source, folder / "g.oc", oc.ImportConfig(label_kind=kind), progress=False)
 
@@ -175,6 +176,11 @@ class _Linear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
         return self.of(x)
+
+
+def test_a_split_without_nodes_has_none(tmp_path: Path) -> None:
+    graph = imported(tmp_path, np.arange(NODES) % CLASSES, test=np.zeros(0, np.int64))
+    assert list(inferred(graph, trained(graph))[0]) == ["train", "valid"]
 
 
 def test_the_command_says_them(tmp_path: Path) -> None:
