@@ -22,14 +22,13 @@ from outcrop.importing.sources.base import (
     SplitRow,
     TypedSource,
 )
-from outcrop.importing.sources.column_survey import (
-    ColumnFacts,
+from outcrop.importing.sources.column_features import (
     require_number,
     said_of,
     standardised,
     standardised_block,
-    survey,
 )
+from outcrop.importing.sources.column_survey import ColumnFacts, survey
 from outcrop.importing.sources.features import ID_COLUMNS
 from outcrop.importing.sources.frames import StreamTable
 from outcrop.importing.sources.ids import IdMap, MappedIds, PlainIds
