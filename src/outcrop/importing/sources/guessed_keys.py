@@ -15,7 +15,8 @@ _LABELS = ("label", "labels", "target", "y", "class")
 _SPLITS = ("split", "splits")
 _SHOWN = 4  # names of columns at either end, of many
 _HEAD = """# Write what is to be predicted as label = "COLUMN", words train, valid, test as split = "COLUMN".
-# Other columns become features where they hold numbers, unless features = ["COLUMN", ...] names those that do.
+# Other columns become features where they hold numbers, unless features = ["COLUMN", ...] names those that do;
+# those of words where categories = ["COLUMN", ...] names them.
 """
 _UNKNOWN = (
     "# Not taken: say in place of ? which types these columns refer to, and remove the # before the lines."

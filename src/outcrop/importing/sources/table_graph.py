@@ -22,12 +22,7 @@ from outcrop.importing.sources.base import (
     SplitRow,
     TypedSource,
 )
-from outcrop.importing.sources.column_features import (
-    require_number,
-    said_of,
-    standardised,
-    standardised_block,
-)
+from outcrop.importing.sources.column_features import ColumnFeatures, require_number, words_of
 from outcrop.importing.sources.column_survey import ColumnFacts, survey
 from outcrop.importing.sources.features import ID_COLUMNS
 from outcrop.importing.sources.frames import StreamTable
@@ -118,12 +113,14 @@ class _Opener:
         self._referred = _referred(schema)
         self._notes: list[str] = []
         self._chose = False  # features that nobody named
+        self._left_words = False  # and columns of words
 
     @property
     def notes(self) -> list[str]:
         """Returns what the user should know."""
         chose = "columns of numbers are features where tables.toml does not list them: features = [...] there"
-        return [*self._notes, *([chose] if self._chose else [])]
+        words = "columns of words are features where tables.toml lists them: categories = [...] there"
+        return [*self._notes, *([chose] if self._chose else []), *([words] if self._left_words else [])]
 
     def nodes(self, of: NodeTable) -> NodeSource:
         facts = self._facts(of)
@@ -200,7 +197,9 @@ class _Opener:
 
         name = of.table.name
         self._note_unknown(name, of.drop_unknown, of.source.table, of.target.table)
-        left = [column for column in of.table.columns if column not in (*columns, *of.features)]
+        left = [
+            column for column in of.table.columns if column not in (*columns, *of.features, *of.categories)
+        ]
         if left:
             self._notes.append(f"columns of {name} that are not imported: {', '.join(left)}")
         key = (of.source.table, of.relation, of.target.table)
@@ -211,17 +210,15 @@ class _Opener:
             blocks,
             weighted=of.weight is not None,
             reverse=of.reverse,
-            features=self._rows_of_links(of, ends) if of.features else None,
+            features=self._rows_of_links(of, ends) if of.features or of.categories else None,
             edge_at=lambda edge: Place(of.table).at(row_of(edge)),
             weight_at=lambda edge: Place(of.table, of.weight).at(row_of(edge)),
         )
 
     def _rows_of_links(self, of: LinkTable, ends: list[Reference]) -> FeatureSource:
         """Returns the rows of the edges, of those rows of the table whose ends are given."""
-        facts = survey(self._runtime, of.table, of.features)
-        for name, one in facts.items():
-            require_number(Place(of.table, name), one)
-        self._notes.append(f"edges '{of.source.table} {of.relation} {of.target.table}': {said_of(facts)}")
+        made = self._column_features(of, survey(self._runtime, of.table, of.features))
+        self._notes.append(f"edges '{of.source.table} {of.relation} {of.target.table}': {made.said()}")
         keys = [of.source.column, of.target.column]
 
         def given(columns: list[str], rows: int | None = None) -> Iterator[tuple[np.ndarray, list[pa.Array]]]:
@@ -231,14 +228,19 @@ class _Opener:
                 yield np.flatnonzero((found[0] >= 0) & (found[1] >= 0)), block[2:]
 
         def blocks(rows: int) -> Iterator[np.ndarray]:
-            for chosen, block in given(list(of.features), rows):
-                yield standardised_block(of.table, facts, block)[chosen]
+            for chosen, block in given(made.columns, rows):
+                yield made.of(block)[chosen]
 
         def where(row: int, column: int) -> str:
-            return Place(of.table, of.features[column]).at(self._row_of_link(of, ends, row))
+            return Place(of.table, made.column_of(column)).at(self._row_of_link(of, ends, row))
 
         count = sum(len(chosen) for chosen, _ in given([]))
-        return FeatureSource(of.table.name, np.dtype(np.float32), count, len(facts), blocks, where=where)
+        return FeatureSource(of.table.name, np.dtype(np.float32), count, made.width, blocks, where=where)
+
+    def _column_features(self, of: NodeTable | LinkTable, facts: dict[str, ColumnFacts]) -> ColumnFeatures:
+        for name, one in facts.items():
+            require_number(Place(of.table, name), one)
+        return ColumnFeatures(of.table, facts, words_of(self._runtime, of.table, of.categories))
 
     def _row_of_link(self, of: LinkTable, ends: list[Reference], edge: int) -> int:
         """Returns the row of an edge, by its number among those whose ends are given; reads the table again."""
@@ -285,7 +287,8 @@ class _Opener:
 
     def _facts(self, of: NodeTable) -> dict[str, ColumnFacts]:
         """Returns what the columns hold that may be features, and the label."""
-        taken = {of.key, of.split, of.label, *of.unused, *(key.column for key in of.foreign_keys)}
+        taken = {of.key, of.split, of.label, *of.unused, *of.categories}
+        taken |= {key.column for key in of.foreign_keys}
         columns = (
             [c for c in of.table.columns if c not in taken] if of.features is None else list(of.features)
         )
@@ -298,16 +301,16 @@ class _Opener:
             chosen = {name: one for name, one in facts.items() if one.is_number and name != of.label}
         else:
             chosen = {name: facts[name] for name in of.features}
-        for name, one in chosen.items():
-            require_number(Place(of.table, name), one)
-        known = {*chosen, of.key, of.label, of.split, *(key.column for key in of.foreign_keys)}
+        made = self._column_features(of, chosen)
+        known = {*made.columns, of.key, of.label, of.split, *(key.column for key in of.foreign_keys)}
         left = [column for column in of.table.columns if column not in known]
-        parts = [said_of(chosen)] if chosen else []
+        parts = [made.said()] if made.columns else []
         parts += [f"not imported: {', '.join(left)}"] if left else []
         if parts:
             self._notes.append(f"nodes {of.name!r}: {'; '.join(parts)}")
         self._chose = self._chose or (bool(chosen) and of.features is None)
-        return standardised(self._runtime, of.table, chosen, num_nodes) if chosen else None
+        self._left_words |= any(facts[name].kind == "text" for name in left if name in facts)
+        return made.source(self._runtime, num_nodes) if made.width else None
 
     def _labels(self, of: NodeTable, facts: dict[str, ColumnFacts]) -> LabelSource | None:
         if of.label is not None:

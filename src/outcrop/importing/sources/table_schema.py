@@ -63,6 +63,7 @@ class NodeTable:
         splits: What lists the rows of each split: numbers or a mask, or a table with a column of keys.
         drop_unknown: Whether keys that the other table does not list are none; else they are refused.
         unused: Columns that are no features, and nothing else.
+        categories: Columns of words, each of which becomes a column of the features.
     """
 
     name: str
@@ -76,6 +77,7 @@ class NodeTable:
     splits: dict[str, Part | Table] = field(default_factory=dict)
     drop_unknown: bool = False
     unused: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class LinkTable:
         reverse: What those that lead back are called; None = there are none.
         weight: Column of their weights; None = they have none.
         features: Columns of numbers that are rows of the edges.
-        drop_unknown: As of :class:`NodeTable`.
+        drop_unknown, categories: As of :class:`NodeTable`.
     """
 
     table: Table
@@ -100,6 +102,7 @@ class LinkTable:
     weight: str | None = None
     drop_unknown: bool = False
     features: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

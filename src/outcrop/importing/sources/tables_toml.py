@@ -10,6 +10,7 @@
     key = "id"
     foreign_keys = { city = "town" }    # or { table = "town", key = "code", relation = "in", reverse = false }
     features = ["age"]          # default: all numbers that are none of the others
+    categories = ["kind"]       # words: each becomes a column of 0 and 1
     label = "area"
     from_keys = true            # instead of a file: one node for each key that refers to the type
     split = "split"             # a column of words, or files: train = "train.csv"
@@ -62,12 +63,12 @@ _FROM_KEYS = "from_keys"
 _FORM = ("file", "table", "delimiter", "header", "columns", "encoding", "quotes", "null", "fill_short_lines")
 _ROOT = {"database": 'database = "FILE"', "tables": "[[tables]]", "links": "[[links]]"}
 _OF_TABLES = (
-    *("name", *_FORM, "key", "foreign_keys", "features", "label", "split", "labels"),
+    *("name", *_FORM, "key", "foreign_keys", "features", "categories", "label", "split", "labels"),
     *(*SPLIT_NAMES, "unknown_keys", _FROM_KEYS),
 )
 _OF_LINKS = (
     *(*_FORM, "source", "relation", "target", "source_column", "target_column", "source_key", "target_key"),
-    *("weight", "features", "reverse", "unknown_keys"),
+    *("weight", "features", "categories", "reverse", "unknown_keys"),
 )
 _OF_LABELS = (*_FORM, "key", "label", "split")
 _OF_KEYS = ("table", "key", "relation", "reverse")
@@ -142,9 +143,11 @@ class _Reader:
             raise FormatError(f"{entry.at} has no 'key', by which other tables name its rows: add it")
         for column in features or ():
             _require_column(entry, "features", column, table)
+        taken = {"features": features or (), "key": (key,), "label": (label,), "split": (split,)}
         return NodeTable(
             *(name, table, key, self._foreign_keys(entry, table), features, label, split, labels, splits),
             _drops_unknown(entry),
+            categories=_categories(entry, table, taken),
         )
 
     def links(self, entry: Entry) -> LinkTable:
@@ -160,7 +163,11 @@ class _Reader:
         for column in features:
             _require_column(entry, "features", column, table)
         source, target = ends
-        return LinkTable(table, source, target, relation, reverse, weight, _drops_unknown(entry), features)
+        taken = {"features": features, "weight": (weight,), "source_column": (source.column,)}
+        return LinkTable(
+            *(table, source, target, relation, reverse, weight, _drops_unknown(entry), features),
+            _categories(entry, table, taken | {"target_column": (target.column,)}),
+        )
 
     def _labels(self, entry: Entry) -> LabelTable:
         table = self._table(entry, None)
@@ -274,6 +281,19 @@ def _require_column(entry: Entry, key: str, column: str, table: Table) -> None:
             f"{entry.at}: {key} names column {column!r}, which {table.name} does not have (it has "
             f"{', '.join(table.columns) or 'none'}): correct it"
         )
+
+
+def _categories(entry: Entry, table: Table, taken: dict[str, tuple[str | None, ...]]) -> tuple[str, ...]:
+    """Returns the columns of words that become features; none may be among those ``taken`` by other keys."""
+    found = tuple(dict.fromkeys(entry.texts("categories") or ()))
+    for column in found:
+        _require_column(entry, "categories", column, table)
+        for key, columns in taken.items():
+            if column in columns:
+                raise ArgumentError(
+                    f"{entry.at}: categories and {key} name column {column!r}: keep one of them"
+                )
+    return found
 
 
 def _is_keyed(entry: Entry) -> bool:
