@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from outcrop.config.sampling import SPLITS
+from outcrop.errors import IoError
 from outcrop.importing.sources.folder import FILES
 from outcrop.importing.sources.graphbolt_metadata import named_files
 from outcrop.importing.sources.ntriples import files_of_ntriples
@@ -40,7 +41,11 @@ def place_of(kind: str, where: str) -> Path:
 
 
 def source_files(kind: str, where: Path, *, all_types: bool = False) -> list[Path]:
-    """Lists the files that importing ``kind:where``, perhaps with all types, looks at; empty where there are none."""
+    """Lists the files that importing ``kind:where``, perhaps with all types, looks at; empty where there are none.
+
+    Raises:
+        IoError: The system does not say which there are: a graph would be kept as made of fewer files than it is.
+    """
     names = (_NAMES_OF_ALL if all_types and kind in _NAMES_OF_ALL else _NAMES).get(kind)
     try:
         if kind == "graphbolt":
@@ -54,5 +59,11 @@ def source_files(kind: str, where: Path, *, all_types: bool = False) -> list[Pat
         if names is None:
             return [where] if where.is_file() else []
         return [path for name in names for path in where.glob(name) if path.is_file()]
-    except OSError:  # the import itself says what cannot be read
+    except (FileNotFoundError, NotADirectoryError):  # the import itself says what is missing
         return []
+    except OSError as error:
+        if isinstance(error, IoError):
+            raise
+        raise IoError(
+            error.errno or 0, f"{error.filename or where} cannot be read: {error.strerror or error}"
+        ) from None

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from outcrop.errors import ArgumentError, FormatError
+from outcrop.errors import ArgumentError, FormatError, IoError
 from outcrop.importing.sources.tables import Table
 
 SQLITE_SUFFIXES = (".sqlite", ".sqlite3", ".db")
@@ -87,12 +87,18 @@ class SqliteTable(Table):
 
 
 def is_sqlite(path: Path) -> bool:
-    """Tells whether a file begins as SQLite files do."""
+    """Tells whether a file begins as SQLite files do.
+
+    Raises:
+        IoError: It cannot be read.
+    """
     try:
         with path.open("rb") as file:
             return file.read(len(_MAGIC)) == _MAGIC
-    except OSError:
+    except FileNotFoundError:
         return False
+    except OSError as error:
+        raise IoError(error.errno or 0, f"{path} cannot be read: {error.strerror}") from None
 
 
 def table_names(path: Path) -> list[str]:

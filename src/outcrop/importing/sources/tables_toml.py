@@ -99,7 +99,7 @@ def read_schema(path: Path) -> Schema:
 def files_of_schema(path: Path) -> list[Path]:
     """Lists ``tables.toml`` and the files that it names, as far as they are there."""
     found = [path]
-    with suppress(ArgumentError, FormatError, OSError, ValueError):  # the import itself says what is wrong
+    with suppress(ArgumentError, FormatError, ValueError):  # the import itself says what is wrong
         _collect(read_toml(path, _ROOT), path.parent, found)
     return list(dict.fromkeys(found))
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from outcrop.errors import ArgumentError, FormatError, IoError
+from outcrop.errors import ArgumentError, FormatError
 from outcrop.importing.sources.base import (
     EdgeSource,
     FeatureSource,
@@ -101,7 +101,7 @@ def files_of_types(folder: Path) -> list[Path]:
             found += [
                 entry.file(key) for entry in _entries(root, path, kind) for key in keys if key in entry.given
             ]
-    except (ArgumentError, FormatError, IoError):  # the import itself says what is wrong
+    except (ArgumentError, FormatError):  # the import itself says what is wrong
         pass
     return list(dict.fromkeys(found))
 
