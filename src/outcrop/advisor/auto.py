@@ -18,6 +18,7 @@ from outcrop.advisor.pages import page_bytes, page_runs
 from outcrop.config import ModelConfig, SampleConfig, Size, format_bytes, parse_size
 from outcrop.config.sampling import EXTERNAL
 from outcrop.loading.modes import Packed
+from outcrop.preparation.cached_rows import least_cached_bytes
 from outcrop.runtime import memory_tables, system
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.sampler import BatchSampler
@@ -131,6 +132,7 @@ class BatchProbe:
         count, seeds: Batches and seeds of the whole epoch.
         drawn_s: CPU seconds that drawing one takes, with its share of what an epoch begins with.
         missing: Share of their rows that no cache within the budget would hold; at the most.
+        packed_missing: That share where rows are packed.
     """
 
     batches: list[BatchGraph]
@@ -138,6 +140,7 @@ class BatchProbe:
     seeds: int
     drawn_s: float
     missing: float
+    packed_missing: float
 
     def most_bytes(self, graph: Graph) -> int:
         """Counts the bytes of the buffers for such batches."""
@@ -162,6 +165,7 @@ class BatchProbe:
             "feature_bytes": graph.feature_bytes,
             "rows": wanted * scale,
             "missing": self.missing,
+            "packed_missing": self.packed_missing,
             "online_bytes": read * scale,
             "online_requests": requests * scale,
             "draw_s": self.drawn_s * self.count,
@@ -177,7 +181,10 @@ def probe_batches(graph: Graph, sampling: SampleConfig, memory: int) -> BatchPro
     seeds = len(sampler.ids["train"]) if sampling.task != "link" else count * sampling.batch_size
     buffers = _buffer_bytes(graph, batches)
     left = memory - buffers - min(topology_bytes(graph), memory_tables.ONLINE_TOPOLOGY.bytes_of(memory))
-    return BatchProbe(batches, count, seeds, drawn_s, missing_share(graph, batches, left))
+    missing = missing_share(graph, batches, left)
+    least = least_cached_bytes(graph.row_files)
+    packed_missing = missing if least == 1 else missing_share(graph, batches, left, least)
+    return BatchProbe(batches, count, seeds, drawn_s, missing, packed_missing)
 
 
 def _first_batches(sampler: BatchSampler, count: int) -> tuple[list[BatchGraph], float]:

@@ -39,6 +39,7 @@ class WorkloadFacts:
         row_bytes, feature_bytes: Sizes of a row and of all features of the graph.
         rows: Rows that an epoch wants, repeats counted.
         missing: Share of them that no cache holds.
+        packed_missing: That share where rows are packed, which leaves narrow ones out of caches; None: the same.
         online_bytes, online_requests: What an epoch reads where rows are read as it is drawn, without a cache.
         epochs, pool: Epochs that are trained, and that are sampled ahead.
         evaluated: Seeds of validation, in epochs of training.
@@ -69,6 +70,7 @@ class WorkloadFacts:
     write_bytes_per_s: float = 1e9
     disk_space: int | None = None
     parts: int = 0
+    packed_missing: float | None = None
 
 
 @dataclass(frozen=True)
@@ -319,8 +321,9 @@ def _space(facts: WorkloadFacts) -> int:
 
 
 def _wanted(facts: WorkloadFacts) -> float:
-    """Returns the bytes of an epoch's rows that no cache holds."""
-    return facts.rows * facts.row_bytes * facts.missing
+    """Returns the bytes of an epoch's rows that no cache holds where rows are packed."""
+    missing = facts.missing if facts.packed_missing is None else facts.packed_missing
+    return facts.rows * facts.row_bytes * missing
 
 
 def _least_space(facts: WorkloadFacts, packed_bytes: float) -> int:

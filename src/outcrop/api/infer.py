@@ -121,9 +121,9 @@ def infer(
         device=device,
     )
     metrics = None
-    if output != "embeddings":
-        learned = task.scored.kind, task.out_dim, task.scored.class_names
-        metrics = SplitMetrics(task.graph, task.node_type, *learned)
+    if output != "embeddings" and not task.scored.any_graph:
+        sizes = task.out_dim, task.num_rows
+        metrics = SplitMetrics(task.graph, task.node_type, task.scored.kind, *sizes)
     with watched.watching() as progress:
         report = run(
             *(task, config, limit),

@@ -24,6 +24,8 @@ from outcrop.store.graph_types import ORIGINAL
 from outcrop.store.manifest import ArraySpec, Manifest
 from outcrop.store.names import NAME_ARRAYS, write_names
 
+_SHOWN_TYPES = 3  # of edges, of many
+
 
 class TypedImport:
     """Runs one import: writes arrays into a folder and collects what the manifest says.
@@ -223,13 +225,23 @@ class TypedImport:
         return specs
 
     def _note_dropped(self, found: Sequence[_core.CscRelation], listed: Sequence[int]) -> None:
-        """Notes how many edges of each type were dropped as duplicates; of reverses it is the same."""
-        for (edges, reversed_one), one, count in zip(self._edges, found, listed, strict=True):
-            if one.duplicates_dropped and reversed_one is None:
-                self.notes.append(
-                    f"edges {' '.join(edges.key)!r}: {one.duplicates_dropped:,} of {count:,} join nodes that "
-                    "another one joins, and were dropped: --keep-duplicates (keep_duplicates=True) keeps them"
-                )
+        """Notes how many edges were dropped as duplicates, and of which types most; of reverses it is the same."""
+        dropped = [
+            (one.duplicates_dropped, count, " ".join(edges.key))
+            for (edges, reversed_one), one, count in zip(self._edges, found, listed, strict=True)
+            if one.duplicates_dropped and reversed_one is None
+        ]
+        if not dropped:
+            return
+        most = [
+            f"{some:,} of {count:,} {key!r}"
+            for some, count, key in sorted(dropped, reverse=True)[:_SHOWN_TYPES]
+        ]
+        others = f", and of {len(dropped) - len(most)} more types" if dropped[len(most) :] else ""
+        self.notes.append(
+            f"edges that join nodes which another one of their type joins were dropped: {', '.join(most)}{others}; "
+            "--keep-duplicates (keep_duplicates=True) keeps them"
+        )
 
     def _note_unreached(self) -> None:
         """Notes it where no edge leads to the nodes of a type, and the user has not said what of the reverses."""

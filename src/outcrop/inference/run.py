@@ -65,8 +65,8 @@ class InferReport:
         predicted_bytes_written: What the layers of a whole, layer-wise run write, exactly.
         predicted_bytes_read: What they read, exactly, where all of them are computed by columns; else None.
         export_bytes_read: Bytes that were read of the last layer to write the output.
-        metrics: Of each split all of whose nodes are written: every metric of the kind of labels by name, and
-            ``labels``, how many are known. With method ``layerwise`` they are those of all neighbours.
+        metrics: Of each split all of whose nodes are written: metrics of the kind of labels by name, all but ``auc``,
+            and ``labels``, how many are known. With method ``layerwise`` they are those of all neighbours.
     """
 
     method: str

@@ -36,6 +36,7 @@ class ScoringRequest:
         fanouts_by_type: Those of edge types that have others.
         kind: Kind of the labels that were learned: ``class``, ``multilabel`` or ``regression``.
         class_names: Names of the classes that were learned, where they are known; else empty.
+        any_graph: The model was trained on another graph, whose labels may mean something else.
     """
 
     model: Model | TypedModel | WholeModel
@@ -44,6 +45,7 @@ class ScoringRequest:
     kind: str = "class"
     class_names: tuple[str, ...] = ()
     fanouts_by_type: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    any_graph: bool = False
 
     @property
     def takes_edge_rows(self) -> bool:
@@ -142,7 +144,7 @@ def _of_checkpoint(
     request = ScoringRequest(model, method, fanouts, meta.config.get("label_kind", "class"))
     # Another graph may number its classes otherwise.
     class_names = request.seed_type(graph).class_names if same_graph else ()
-    return replace(request, class_names=class_names, fanouts_by_type=by_type)
+    return replace(request, class_names=class_names, fanouts_by_type=by_type, any_graph=not same_graph)
 
 
 def _method_for(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,21 +29,24 @@ class SplitMetrics:
         node_type: Type of the nodes.
         kind: Kind of labels that was learned.
         columns: Scores of a node.
-        class_names: What the classes are called that were learned; empty = that is not known. Nothing is compared
-            with labels of another kind, with more classes or other columns, or whose classes are called otherwise.
+        written: How many nodes are written; larger splits are not looked for.
+
+    Nothing is compared with labels of another kind, or with more classes or other columns than the scores have.
     """
 
-    def __init__(
-        self, graph: Graph, node_type: NodeType, kind: str, columns: int, class_names: Sequence[str] = ()
-    ):
+    def __init__(self, graph: Graph, node_type: NodeType, kind: str, columns: int, written: int):
         self._kind, self._type, self._columns = kind, node_type, columns
         arrays, labels = graph.manifest.arrays, node_type.array("labels")
-        there = [s for s in SPLITS if node_type.array(s) in arrays and arrays[node_type.array(s)].shape[0]]
+        sizes = {
+            split: arrays[node_type.array(split)].shape[0]
+            for split in SPLITS
+            if node_type.array(split) in arrays
+        }
+        there = [split for split, size in sizes.items() if 0 < size <= written]
         if labels not in arrays or node_type.label_kind != kind:
             there = []
         elif kind == "class":
-            known = columns >= node_type.num_classes and tuple(class_names) == node_type.class_names
-            there = there if known else []
+            there = there if columns >= node_type.num_classes else []
         elif columns != math.prod(arrays[labels].shape[1:]):
             there = []
         with Runtime() as runtime:

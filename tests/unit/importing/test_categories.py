@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 import outcrop as oc
 from outcrop.importing.graph import import_graph
 from outcrop.importing.sources import tables as table_module
+from outcrop.importing.sources.tables_folder import open_tables
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
 
@@ -128,6 +131,71 @@ def test_words_alone_of_edges_and_nodes(tmp_path: Path) -> None:
     mine = np.lexsort(np.concatenate([found.T, edges[:1], edges[1:]]))
     np.testing.assert_array_equal(edges[:, mine], ends[:, order])
     np.testing.assert_allclose(found[mine], expected[order], atol=1e-6)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_many_words_stay_within_the_budget(tmp_path: Path, suffix: str) -> None:
+    """Text is read in blocks of bytes: each becomes as many rows at a time as were asked for, of nodes and of edges."""
+    folder, count, words = tmp_path / "t", 20_000, 400
+    folder.mkdir()
+    for name, columns in (
+        ("user", {"id": range(count), "word": [f"w{i % words}" for i in range(count)]}),
+        ("calls", {"a": [0] * count, "b": [1] * count, "how": [f"w{i % words}" for i in range(count)]}),
+    ):
+        frame = pd.DataFrame(columns)
+        frame.to_csv(folder / f"{name}.csv", index=False) if suffix == "csv" else frame.to_parquet(
+            folder / f"{name}.parquet"
+        )
+    text = TOML.format(suffix=suffix, categories='["word"]', more="").replace('split = "part"\n', "")
+    (folder / "tables.toml").write_text(text + 'categories = ["how"]\n')
+    with Runtime() as runtime:
+        source = open_tables(folder, runtime)
+        for features in (source.nodes[0].features, source.edges[0].features):
+            assert features is not None
+            seen = 0
+            for block in features.blocks(300):
+                assert block.shape[0] <= 300
+                assert np.array_equal(np.flatnonzero(block)[:, None] % words, WORDS[seen : seen + len(block)])
+                seen += len(block)
+            assert seen == count
+
+
+ORDER = np.argsort(np.argsort([f"w{i}" for i in range(400)], kind="stable"))
+WORDS = np.tile(ORDER, 50)[:, None]
+
+
+@pytest.mark.parametrize("links", ['categories = ["how"]\n', "features = []\n"])
+def test_edges_without_a_word_have_no_rows(tmp_path: Path, links: str) -> None:
+    write(tmp_path / "t", "parquet", "[]", links=links)
+    table = pq.read_table(tmp_path / "t" / "calls.parquet")
+    empty = pa.nulls(len(table), pa.string())
+    pq.write_table(table.set_column(2, "how", empty), tmp_path / "t" / "calls.parquet")
+    assert len(imported(tmp_path / "t").row_files) == 1
+
+
+def test_words_for_no_value_are_words_of_categories(tmp_path: Path) -> None:
+    """As the country code of Namibia; of numbers they stand for none, and of all columns where that is said."""
+    write(tmp_path / "t", "csv", '["land"]')
+    frame = pd.DataFrame(TABLE)
+    frame["land"] = frame["land"].fillna("NA")
+    frame.to_csv(tmp_path / "t" / "user.csv", index=False)
+    np.testing.assert_array_equal(rows(imported(tmp_path / "t"))[:, -4:], dummies(frame["land"]))
+    text = (tmp_path / "t" / "tables.toml").read_text()
+    (tmp_path / "t" / "tables.toml").write_text(text.replace('key = "id"', 'key = "id"\nnull = ["NA"]'))
+    with Runtime() as runtime:
+        graph = import_graph(f"tables:{tmp_path / 't'}", tmp_path / "n.oc", runtime)
+    np.testing.assert_array_equal(rows(graph)[:, -3:], dummies(frame["land"].replace("NA", None)))
+
+
+def test_words_of_a_database(tmp_path: Path) -> None:
+    folder = tmp_path / "t"
+    write(folder, "csv", '["land"]')
+    with closing(sqlite3.connect(folder / "shop.sqlite")) as base:
+        frame = pd.DataFrame(TABLE).assign(level=None)
+        frame.to_sql("user", base, index=False)
+    text = 'database = "shop.sqlite"\n' + (folder / "tables.toml").read_text()
+    (folder / "tables.toml").write_text(text.replace('file = "user.csv"', ""))
+    np.testing.assert_array_equal(rows(imported(folder))[:, -3:], dummies(frame["land"]))
 
 
 def test_what_is_left_out_is_said(tmp_path: Path) -> None:

@@ -69,10 +69,37 @@ def test_what_follows_whom_is_asked_where_there_are_two_types(tmp_path: Path) ->
     assert edges(graph)["users", "follows", "users"] == [[2, 0], [0, 1]]
 
 
-def test_two_columns_refer_to_the_only_type_with_keys(tmp_path: Path) -> None:
-    guess(tmp_path / "people", users=USERS, follows=FOLLOWS)
+def test_two_columns_may_refer_to_the_only_type_with_keys(tmp_path: Path) -> None:
+    """As a comment: two columns may as well be ids and labels, or settings."""
+    text = guess(tmp_path / "people", users=USERS, follows=FOLLOWS, settings={"name": ["x"], "value": [1]})
+    assert "links" not in tomllib.loads(text)
+    before, _, lines = text.partition("# Not taken: ")
+    asked = [line.removeprefix("# ") for line in lines.splitlines()[1:]]
+    said = "\n".join(asked[: asked.index("#")])
+    (tmp_path / "people" / "tables.toml").write_text(f"{before}\n{said}\n")
     graph = imported(tmp_path / "people", tmp_path / "g.oc")
     assert edges(graph)["users", "follows", "users"] == [[2, 0], [0, 1]]
+
+
+def test_a_list_of_edges_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "edges"
+    folder.mkdir()
+    (folder / "follows.csv").write_text("from,to\na,b\n\\N,c\nc,a\n")
+    with pytest.raises(oc.ArgumentError, match="no table says") as refused:
+        imported(folder, tmp_path / "g.oc")
+    lines = str(refused.value).partition("# Not taken: ")[2].splitlines()[1:]
+    (folder / "tables.toml").write_text(
+        "\n".join(line.removeprefix("# ").removeprefix("#") for line in lines)
+    )
+    graph = imported(folder, tmp_path / "g.oc")
+    named = [graph.node_names(ends) for ends in edges(graph)["node", "follows", "node"]]
+    assert sorted(zip(*named, strict=True)) == [("a", "b"), ("c", "a")]
+
+
+def test_columns_that_may_be_coordinates_are_no_labels(tmp_path: Path) -> None:
+    cities = {"id": [0, 1], "x": [0.0, 1.0], "y": [2.0, 3.0], "target": [1, 0], "land_id": [7, 7]}
+    text = guess(tmp_path / "map", city=cities, land={"id": [7]})
+    assert not any("label" in one for one in tomllib.loads(text)["tables"])
 
 
 def test_rows_that_lead_from_one_to_another_may_be_edges(tmp_path: Path) -> None:

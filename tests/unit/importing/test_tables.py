@@ -452,7 +452,7 @@ def test_what_is_filled_and_what_is_dropped_is_said(folder, tmp_path):
     assert "dropped" not in notes
     (folder / "tables.toml").write_text(TOML.replace('weight = "share"\n', ""))
     notes = " ".join(imported(folder, tmp_path / "g.oc").notes)
-    assert f"edges 'player likes team': 4 of {len(FANS) + 4} join nodes that another one joins" in notes
+    assert f"were dropped: 4 of {len(FANS) + 4} 'player likes team'; --keep-duplicates" in notes
 
 
 def test_of_many_columns_with_empty_cells_the_worst_are_named(tmp_path):

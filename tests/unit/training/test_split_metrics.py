@@ -137,24 +137,30 @@ def test_many_nodes_are_looked_at_in_pieces(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_labels_of_another_graph_may_mean_others(tmp_path: Path) -> None:
-    """Values, more classes, and classes with names, which may be numbered otherwise; numbers are what they were."""
+    """Values, more classes, and classes that are numbered otherwise: of words, or of the same numbers."""
     y = np.random.default_rng(1).integers(0, CLASSES, NODES)
     checkpoint = trained(imported(tmp_path, y))
     names = np.array(["a", "b", "c", "d"])[y]
     for name, labels, kind in (
-        ("of", y + 0.5, "regression"),
+        ("values", y + 0.5, "regression"),
         ("more", np.arange(NODES) % 7, None),
-        ("w", names, None),
+        ("words", names, None),
+        ("same", y[::-1].copy(), None),
     ):
         (tmp_path / name).mkdir()
         assert inferred(imported(tmp_path / name, labels, kind), checkpoint, any_graph=True)[0] == {}
-    own = oc.open_graph(tmp_path / "w" / "g.oc")
-    assert set(inferred(own, trained(own))[0]) == set(SPLITS)
-    (tmp_path / "same").mkdir()
-    metrics, scores = inferred(imported(tmp_path / "same", y[::-1].copy()), checkpoint, any_graph=True)
-    assert metrics["test"] == pytest.approx(
-        of_classes(scores.argmax(1)[SPLITS["test"]], y[::-1][SPLITS["test"]])
-    )
+    own = oc.open_graph(tmp_path / "words" / "g.oc")
+    assert set(inferred(own, trained(own), any_graph=True)[0]) == set(SPLITS)
+
+
+def test_labels_are_not_read_where_no_split_is_written_whole(tmp_path: Path) -> None:
+    graph = imported(tmp_path, np.arange(NODES) % CLASSES)
+    checkpoint = trained(graph)
+    whole = (graph.path / "labels.bin").read_bytes()
+    (graph.path / "labels.bin").write_bytes(b"x" + whole[1:])
+    assert inferred(graph, checkpoint, nodes=[5])[0] == {}
+    with pytest.raises(oc.ChecksumError, match=r"labels\.bin"):
+        inferred(graph, checkpoint)
 
 
 def test_a_model_with_other_columns_has_none(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ class ColumnFeatures:
 
     Numbers are standardised, ``numpy.nan_to_num((x - numpy.nanmean(x, 0)) / numpy.nanstd(x, 0))`` of float64 ``x``. Of
     a column of words each word is a column of its own, 1 where a cell has it and 0 elsewhere:
-    ``pandas.get_dummies(x)``.
+    ``pandas.get_dummies(x.str.strip())``.
 
     Attributes:
         table: The table.
@@ -46,6 +46,7 @@ class ColumnFeatures:
 
     @property
     def width(self) -> int:
+        """Returns how many columns the features have."""
         return len(self.numbers) + sum(map(len, self.words.values()))
 
     def column_of(self, feature: int) -> str:
@@ -58,7 +59,8 @@ class ColumnFeatures:
 
     def of(self, block: Sequence[pa.Array]) -> np.ndarray:
         """Returns the features of a block of :attr:`columns`, whose numbers may be written as text."""
-        rows, null = np.zeros((len(block[0]), self.width), np.float32), null_words(self.table)
+        null = null_words(self.table)
+        rows = np.zeros((len(block[0]), self.width), np.float32)
         for at, (cells, one) in enumerate(zip(block, self.numbers.values(), strict=False)):
             filled = filled_words(cells, null) if is_text(cells) else cells
             numbers = filled.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
@@ -68,9 +70,7 @@ class ColumnFeatures:
         at = len(self.numbers)
         for cells, words in zip(block[at:], self.words.values(), strict=True):
             options = compute.SetLookupOptions(value_set=words)
-            places = (
-                compute.call_function("index_in", [_as_words(cells, null)], options).fill_null(-1).to_numpy()
-            )
+            places = compute.call_function("index_in", [_as_words(cells)], options).fill_null(-1).to_numpy()
             filled_rows = np.flatnonzero(places >= 0)
             rows[filled_rows, at + places[filled_rows]] = 1
             at += len(words)
@@ -83,7 +83,9 @@ class ColumnFeatures:
 
         def blocks(rows: int) -> Iterator[np.ndarray]:
             for block in self.table.blocks(runtime, self.columns, rows, dtype):
-                yield self.of(block)
+                # A block of text has as many rows as its bytes hold, and words make many columns of one.
+                for start in range(0, len(block[0]), rows):
+                    yield self.of([cells.slice(start, rows) for cells in block])
 
         def where(row: int, column: int) -> str:
             return Place(self.table, self.column_of(column)).at(row)
@@ -119,17 +121,16 @@ def require_number(place: Place, facts: ColumnFacts) -> None:
 
 
 def words_of(runtime: Runtime, table: Table, columns: Sequence[str]) -> dict[str, pa.Array]:
-    """Reads columns and returns the different words, or whole numbers as text, of each, ascending.
+    """Reads columns and returns the different words of each, ascending; of numbers, dates and the like as text.
 
     Raises:
         FormatError: A column has too many of them, or holds what has no words, such as lists.
     """
     found: dict[str, set[str]] = {column: set() for column in columns}
-    null = null_words(table)
     for block in table.blocks(runtime, list(columns), dtype=text_type(table)) if columns else ():
         for column, cells in zip(columns, block, strict=True):
             try:
-                words = compute.call_function("unique", [_as_words(cells, null)]).drop_null().to_pylist()
+                words = compute.call_function("unique", [_as_words(cells)]).drop_null().to_pylist()
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
                 raise FormatError(
                     f"{Place(table, column)} holds {cells.type}, no words: leave it out of the categories"
@@ -143,10 +144,12 @@ def words_of(runtime: Runtime, table: Table, columns: Sequence[str]) -> dict[str
     return {column: pa.array(sorted(words), pa.string()) for column, words in found.items()}
 
 
-def _as_words(cells: pa.Array, null: pa.Array) -> pa.Array:
-    """Returns cells as text, null where they are empty; 5.0 is 5."""
+def _as_words(cells: pa.Array) -> pa.Array:
+    """Returns cells as text without blanks around it, null where they are empty; the number 5.0 is 5. Words such as NA
+    are words here, unless the table is said to have them for no value.
+    """
     cells = cells.cast(cells.type.value_type) if pa.types.is_dictionary(cells.type) else cells
     if pa.types.is_floating(cells.type):
         missing = compute.call_function("is_nan", [cells])
         cells = compute.call_function("if_else", [missing, pa.scalar(None, cells.type), cells])
-    return filled_words(cells.cast(pa.string()), null)
+    return filled_words(cells.cast(pa.string()), pa.array([""]))

@@ -97,6 +97,7 @@ class _Moments:
 
 
 def null_words(table: Table) -> pa.Array:
+    """Returns the words that stand for no value in columns of numbers."""
     return pa.array(table.null_values if isinstance(table, FileTable) else [""], pa.string())
 
 

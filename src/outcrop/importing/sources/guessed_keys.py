@@ -11,16 +11,15 @@ from outcrop.importing.sources.table_schema import type_name
 
 _ENDINGS = ("id", "key", "code", "no", "number")
 _SHORTEST = 2  # letters of a table's name that are looked for in that of a column
-_LABELS = ("label", "labels", "target", "y", "class")
+_LABELS = ("label", "labels")
 _SPLITS = ("split", "splits")
 _SHOWN = 4  # names of columns at either end, of many
 _HEAD = """# Write what is to be predicted as label = "COLUMN", words train, valid, test as split = "COLUMN".
 # Other columns become features where they hold numbers, unless features = ["COLUMN", ...] names those that do;
 # those of words where categories = ["COLUMN", ...] names them.
 """
-_UNKNOWN = (
-    "# Not taken: say in place of ? which types these columns refer to, and remove the # before the lines."
-)
+_UNKNOWN = "# Not taken: say which types these columns refer to where there is a ?, and remove the # before the lines."
+_FROM_KEYS = ["[[tables]]", 'name = "node"', "from_keys = true", ""]  # where no table lists the nodes
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,9 @@ def guessed_toml(tables: Sequence[NamedColumns], database: str | None = None) ->
     """Returns the text of a ``tables.toml``, with what it cannot know as comments.
 
     Keys are columns called ``id`` or like the table; foreign keys those called like the key of another table, or like
-    the table; links are tables of nothing but two of these. Two columns that are called like nothing may refer to the
-    only table with a key; where there are more of those, the user has to say to which. ``label`` and ``split`` are
-    taken where a column is called so.
+    the table; links are tables of nothing but two of these. Two columns that are called like nothing may refer to
+    other tables: they are shown as links that are comments, with their ends where there is but one type with a key.
+    ``label`` and ``split`` are taken where a column is called so.
 
     Args:
         tables: The tables.
@@ -57,20 +56,22 @@ def guessed_toml(tables: Sequence[NamedColumns], database: str | None = None) ->
     keys = {table.name: table.key or _key(table) for table in tables}
     parts = [f"database = {json.dumps(database)}\n"] if database else []
     parts.append(_HEAD)
-    keyed = [type_name(name) for name, key in keys.items() if key]
-    only = (keyed[0], keyed[0]) if len(keyed) == 1 else (None, None)
-    links, unknown = [], []
+    keyed = [type_name(name) for name, key in keys.items() if key] or ["node"]
+    unsure = ("?", "?") if keyed[1:] else (keyed[0], keyed[0])
+    links: list[str] = []
+    unknown = [] if any(keys.values()) else list(_FROM_KEYS)
     for table in tables:
         others = _foreign_keys(table, tables, keys)
-        if keys[table.name] is None and len(table.columns) == 2 and len(others) != 1:
-            columns = tuple(others) or table.columns
-            ends = tuple(map(type_name, others.values())) or only
-            (links if ends[0] else unknown).append("\n".join(_link(table, columns, ends)) + "\n")
-        else:
+        if keys[table.name] is not None or len(table.columns) != 2 or len(others) == 1:
             parts.append("\n".join(_node_table(table, keys[table.name], others)) + "\n")
-    if unknown:
-        unknown = ["\n".join([_UNKNOWN, *_commented("\n".join(unknown).splitlines())]) + "\n"]
-    return "\n".join(parts + links + unknown)
+        elif others:
+            ends = tuple(map(type_name, others.values()))
+            links.append("\n".join(_link(table, tuple(others), ends)) + "\n")
+        else:
+            unknown += [*_link(table, table.columns, unsure), ""]
+    if unknown and unknown != _FROM_KEYS:
+        links.append("\n".join([_UNKNOWN, *_commented(unknown[:-1])]) + "\n")
+    return "\n".join(parts + links)
 
 
 def _node_table(table: NamedColumns, key: str | None, others: dict[str, str]) -> list[str]:
@@ -119,14 +120,14 @@ def _bare(column: str) -> str:
     return column if re.fullmatch("[A-Za-z0-9_-]+", column) else json.dumps(column)
 
 
-def _link(table: NamedColumns, columns: tuple[str, ...], ends: tuple[str | None, ...]) -> list[str]:
-    """Returns the lines of a table that is edges between two types; None = nobody knows which."""
-    relation = json.dumps(type_name(table.name))
-    source, target = (json.dumps(end or "?") for end in ends)
+def _link(table: NamedColumns, columns: tuple[str, ...], ends: tuple[str, ...]) -> list[str]:
+    """Returns the lines of a table that is edges between two types."""
+    relation, source, target = (json.dumps(name) for name in (type_name(table.name), *ends))
     first, second = map(json.dumps, columns)
     return [
         "[[links]]",
         f"file = {json.dumps(table.file)}" if table.file else f"table = {json.dumps(table.name)}",
+        *([f"null = {json.dumps(table.null)}"] if table.null else []),
         *(f"source = {source}", f"relation = {relation}", f"target = {target}"),
         *(f"source_column = {first}", f"target_column = {second}"),
     ]

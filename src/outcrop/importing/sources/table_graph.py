@@ -210,15 +210,19 @@ class _Opener:
             blocks,
             weighted=of.weight is not None,
             reverse=of.reverse,
-            features=self._rows_of_links(of, ends) if of.features or of.categories else None,
+            features=self._rows_of_links(of, ends),
             edge_at=lambda edge: Place(of.table).at(row_of(edge)),
             weight_at=lambda edge: Place(of.table, of.weight).at(row_of(edge)),
         )
 
-    def _rows_of_links(self, of: LinkTable, ends: list[Reference]) -> FeatureSource:
-        """Returns the rows of the edges, of those rows of the table whose ends are given."""
+    def _rows_of_links(self, of: LinkTable, ends: list[Reference]) -> FeatureSource | None:
+        """Returns the rows of the edges, of those rows of the table whose ends are given; None where they have none."""
         made = self._column_features(of, survey(self._runtime, of.table, of.features))
+        if not made.columns:
+            return None
         self._notes.append(f"edges '{of.source.table} {of.relation} {of.target.table}': {made.said()}")
+        if not made.width:  # not a word in all columns
+            return None
         keys = [of.source.column, of.target.column]
 
         def given(columns: list[str], rows: int | None = None) -> Iterator[tuple[np.ndarray, list[pa.Array]]]:
@@ -229,7 +233,9 @@ class _Opener:
 
         def blocks(rows: int) -> Iterator[np.ndarray]:
             for chosen, block in given(made.columns, rows):
-                yield made.of(block)[chosen]
+                for start in range(0, len(chosen), rows):
+                    part = pa.array(chosen[start : start + rows])
+                    yield made.of([cells.take(part) for cells in block])
 
         def where(row: int, column: int) -> str:
             return Place(of.table, made.column_of(column)).at(self._row_of_link(of, ends, row))

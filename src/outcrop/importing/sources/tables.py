@@ -166,7 +166,7 @@ _BLANKS = (
 
 
 def trimmed(cells: pa.Array) -> pa.Array:
-    """Returns text without blanks around it: as ``[str(cell).strip() for cell in cells]``.
+    """Returns text without blanks around it, ``[cell.strip() for cell in cells]``; null stays null.
 
     Arrow's own function for that, ``utf8_trim_whitespace``, ends the process where no memory is left for its tables.
     """
