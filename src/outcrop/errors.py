@@ -34,7 +34,7 @@ class BudgetError(OutcropError, MemoryError):
     """A memory, device-memory or disk-space limit cannot hold what was asked.
 
     Attributes:
-        smallest: The smallest memory budget that can, bytes; None where it was not worked out.
+        smallest: The smallest budget that can, bytes; None where it was not worked out.
         limit: Which limit: ``memory``, ``device``, ``disk``, or ``buffers`` (the caller keeps all of them).
     """
 

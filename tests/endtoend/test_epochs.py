@@ -13,7 +13,7 @@ import outcrop as oc
 from artifact_support import small_graph
 from outcrop.advisor import epochs_at_a_time as epoch_choice
 from outcrop.api.train import TrainReport, train
-from outcrop.config import PlanConfig, SampleConfig
+from outcrop.config import PlanConfig, SampleConfig, parse_size
 from outcrop.errors import BudgetError, OutcropWarning
 from outcrop.report.collect import collect_run
 from outcrop.report.runs import run_page
@@ -201,9 +201,27 @@ file = "bought_by.npy"
 
 
 def test_too_little_disk_names_what_does(graph: Graph) -> None:
-    with pytest.raises(BudgetError, match=r"smallest --disk-space that does is \d+") as refused:
-        trained(graph, disk_space="300KiB")
-    assert trained(graph, disk_space=int(str(refused.value).split("does is ")[1].split()[0])).epochs
+    with pytest.raises(BudgetError, match=r"--disk-space \d+ .* is enough") as refused:
+        trained(graph, mode="packed", disk_space="300KiB")
+    assert refused.value.smallest == int(str(refused.value).split("--disk-space ")[1].split()[0])
+    assert trained(graph, mode="packed", disk_space=refused.value.smallest).epochs
+    left = sum(path.stat().st_size for path in graph.path.parent.rglob("graph.*/**/*") if path.is_file())
+    assert left <= refused.value.smallest
+
+
+@pytest.mark.parametrize("disk_space", ["60KiB", "150KiB", "300KiB", "500KiB"])
+def test_what_does_not_fit_the_disk_is_drawn_as_it_is_needed(
+    graph: Graph, tmp_path: Path, disk_space: str
+) -> None:
+    """Without a mode; what lies on the disk meanwhile stays within the limit, and nothing that was given up is left."""
+    want = losses(trained(graph, mode="memory", memory=None))
+    watch = _Most(tmp_path)
+    report = trained(graph, disk_space=disk_space, progress=watch)
+    assert losses(report) == want
+    assert watch.most <= parse_size(disk_space)
+    if report.mode == "online":
+        assert "mode online instead: there is too little disk to prepare a run" in report.chosen
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["graph"]
 
 
 def test_prepare_has_ten_epochs_or_as_many_as_fit(

@@ -39,6 +39,7 @@ class EpochBytes:
         most_cached: Bytes of all caches at the most.
         test: Bytes of the rows of the test batches that no cache holds, which are packed if there are few of them.
         test_batches, train_batches: Numbers of batches, of the training split those of an epoch.
+        drawn: Bytes of a training epoch's batches without rows, as they are drawn and once more with what is packed.
     """
 
     epoch: int
@@ -48,6 +49,7 @@ class EpochBytes:
     test: int = 0
     test_batches: int = 0
     train_batches: int = 0
+    drawn: int = 0
 
     def cached(self, epochs: int) -> int:
         return min(self.most_cached, (epochs + 1) * self.rows)
@@ -134,7 +136,8 @@ def parts_of_epoch(
     beside the batches of evaluation; 0 where one does, or not even one batch.
 
     Args:
-        concurrent: Whether a part is prepared while the one before it trains, so that two have to fit.
+        concurrent: Whether a part is prepared while the one before it trains, so that two have to fit; one alone where
+            that is too much.
     """
     most = most_bytes(graph, sampling, limits)
     if sampling.sampler == EXTERNAL or (most is not None and most.run(1) <= limit):
@@ -143,9 +146,32 @@ def parts_of_epoch(
     left = max(limit - size.evaluation, memory_tables.EVALUATION_DISK.bytes_of(limit))
     if size.fitting(left):
         return 0
-    pool = memory_tables.POOL_DISK.bytes_of(left) if concurrent else left
-    most_batches = size.part_fitting(pool - pool // _UNEVEN_SHARE)
-    return -(-size.train_batches // most_batches) if most_batches else 0
+    for pool in (memory_tables.POOL_DISK.bytes_of(left) if concurrent else left, left):
+        if most_batches := size.part_fitting(pool - pool // _UNEVEN_SHARE):
+            return -(-size.train_batches // most_batches)
+    return 0
+
+
+def can_share(graph: Graph, sampling: SampleConfig, limits: PlanConfig, epochs: int, limit: int) -> bool:
+    """Tells whether all ``epochs`` may fit ``limit`` bytes of disk where batches share rows: what is drawn has to."""
+    try:
+        return epochs * measured_bytes(graph, sampling, limits).drawn <= limit
+    except BudgetError:  # preparing will say what it needs
+        return True
+
+
+def enough_disk(graph: Graph, sampling: SampleConfig, limits: PlanConfig) -> int | None:
+    """Returns bytes of disk in which one epoch at a time is prepared, between trainings on it; None where nobody knows.
+
+    They are counted as if no batches shared rows, so less may do.
+    """
+    try:
+        size = measured_bytes(graph, sampling, limits)
+    except BudgetError:
+        return None
+    cached = min(size.most_cached, size.rows)
+    evaluation = size.evaluation + cached
+    return max(2 * evaluation, evaluation + size.epoch + cached)
 
 
 def for_run(graph: Graph, sampling: SampleConfig, limits: PlanConfig, run: Path) -> EpochChoice:
@@ -282,6 +308,7 @@ def _of_batches(
         0 if limits.disk_space is not None else math.ceil(batches("test") * (packed - structure)),
         batches("test") if limits.disk_space is None else 0,
         train,
+        math.ceil(train * 2 * structure),
     )
 
 

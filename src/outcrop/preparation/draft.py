@@ -37,6 +37,11 @@ from outcrop.store.placement import align_pages, prefix_of
 from outcrop.store.samples import SampleSection, SampleSet
 
 
+def smallest_disk(needed: int) -> str:
+    """Says which limit of the disk is enough for a run that takes ``needed`` bytes."""
+    return f"the smallest --disk-space that does is {least_bytes(needed)}"
+
+
 class RowsDraft:
     """Says for the rows of one row file which lie in memory, in the disk cache, and which are packed.
 
@@ -364,8 +369,8 @@ class Draft:
         other = "" if searched else ", or leave the layout to --layout cost"
         raise BudgetError(
             f"the run needs {exact_bytes(needed)} of disk {stored} ({needed / graph.feature_bytes:.2f}x the features), "
-            f"the limit is {exact_bytes(config.disk_space)}; the smallest --disk-space that does is "
-            f"{least_bytes(needed)}{other}, or sample fewer epochs (--epochs), or raise --memory so that more rows are "
-            "cached",
-            limit="disk",
+            f"the limit is {exact_bytes(config.disk_space)}; {smallest_disk(needed)}{other}, or sample fewer epochs "
+            "(--epochs), or raise --memory so that more rows are cached",
+            needed,
+            "disk",
         )

@@ -1,11 +1,8 @@
-"""Mode ``online`` in place of one that prepares, where memory is too small for preparing and no mode was named."""
+"""Mode ``online`` in place of one that prepares, where no mode was named and memory or disk is too small for that."""
 
 from __future__ import annotations
 
-import re
-import shutil
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,18 +12,13 @@ from outcrop.loading.modes import Mode
 from outcrop.runtime import system
 from outcrop.store import manifest as manifests
 from outcrop.store import run as runs
-from outcrop.store.lock import is_of, opened, try_lock
+from outcrop.training.begun import remove_begun
 from outcrop.training.request import TrainRequest
 from outcrop.training.supply import folder_beside
 
-# What a preparation leaves that was refused before its end: no packed stage, but of pools those for evaluation.
-_BEGUN = re.compile(
-    rf"{re.escape(runs.RUN_FILE)}|\.?(sample|plan)(\.partial)?|\.pack\.partial|history|eval|pool-\d+"
-)
-
 
 class Fallback:
-    """Says how a training goes on where preparing is refused its memory; made before preparing begins.
+    """Says how a training goes on where preparing is refused its memory or disk; made before preparing begins.
 
     Attributes:
         drawn: The training in mode ``online``; None where that is no choice: a mode was named, or pools or a run of
@@ -57,40 +49,16 @@ class Fallback:
             fits: Makes what says whether a budget is enough for a mode.
 
         Raises:
-            BudgetError: ``error``, where it is not about memory, or there is no choice, or too little ``memory`` for
-                mode ``online`` either.
+            BudgetError: ``error``, where it is about neither memory nor disk, or there is no choice, or too little
+                ``memory`` for mode ``online`` either.
         """
-        if self.drawn is None or memory is None or error.limit != "memory":
+        if self.drawn is None or memory is None or error.limit not in ("memory", "disk"):
             raise error
         if not fits(self.drawn.mode)(memory):
             raise error
         remove_begun(self._new)
-        why = f"mode {self.drawn.mode} instead: there is too little memory to prepare a run ({error})"
+        why = f"mode {self.drawn.mode} instead: there is too little {error.limit} to prepare a run ({error})"
         return self.drawn, why
-
-
-def remove_begun(new: Sequence[Path]) -> None:
-    """Removes those of ``new`` that hold nothing but what a preparation has begun, and that nobody else has locked.
-
-    Args:
-        new: Folders of runs and pools that were not there before.
-    """
-    for folder in new:
-        with suppress(OSError), ExitStack() as locks:  # there is none
-            if not _lock(folder, locks):
-                continue
-            inner = list(folder.iterdir())
-            folders = [path for path in inner if path.is_dir()]
-            if all(_BEGUN.fullmatch(path.name) for path in inner) and all(
-                _lock(one, locks) for one in folders
-            ):
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def _lock(folder: Path, locks: ExitStack) -> bool:
-    """Locks a folder, where locks are known; False: somebody else has it, or has removed it."""
-    handle = locks.enter_context(opened(folder))
-    return try_lock(handle, wait=False) is not False and is_of(handle, folder)
 
 
 def _has_same_batches(run: Path, request: TrainRequest) -> bool:

@@ -4,17 +4,15 @@ predicted to take longer, or do not fit either.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from outcrop.advisor import choose, epochs_at_a_time, machine
 from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import BudgetError
 from outcrop.training import spool
 from outcrop.training.batch_request import BatchRequest
-from outcrop.training.fallback import remove_begun
+from outcrop.training.begun import giving_up
 from outcrop.training.learning import LearningTask
 from outcrop.training.supply import BatchSupply, folder_beside, prepare_supply
 
@@ -87,13 +85,13 @@ def supply_within_disk(
         return of_whole_epochs()
     if choice.sooner:
         try:
-            with _giving_up(folder_beside(request.graph, ".pools")):
+            with giving_up(folder_beside(request.graph, ".pools")):
                 return _in_parts(request, choice, say)
         except BudgetError as error:
             say(f"whole epochs are prepared instead: {error}")
             return of_whole_epochs()
     try:
-        with _giving_up(folder_beside(request.graph, ".run")):
+        with giving_up(folder_beside(request.graph, ".run")):
             return of_whole_epochs()
     except BudgetError as error:
         if error.limit != "disk":
@@ -102,19 +100,6 @@ def supply_within_disk(
             return _in_parts(request, choice, say)
         except BudgetError:
             raise error from None
-
-
-@contextmanager
-def _giving_up(folder: Path) -> Iterator[None]:
-    """Removes what was begun in ``folder`` where a limit cannot be met so, as its disk is for what is done instead; a
-    folder that was there before stays.
-    """
-    new = [] if folder.exists() else [folder]
-    try:
-        yield
-    except BudgetError:
-        remove_begun(new)
-        raise
 
 
 def _in_parts(request: BatchRequest, choice: PartChoice, say: Callable[[str], None]) -> BatchSupply:

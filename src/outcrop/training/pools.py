@@ -36,11 +36,12 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from outcrop.config import DeviceConfig, PlanConfig, SampleConfig, exact_bytes
+from outcrop.config import DeviceConfig, PlanConfig, SampleConfig, exact_bytes, least_bytes
 from outcrop.errors import ArgumentError, BudgetError, OutcropError
 from outcrop.loading.consecutive import ConsecutiveSession
 from outcrop.loading.open import open_session
 from outcrop.loading.session import LoadSession
+from outcrop.preparation.draft import smallest_disk
 from outcrop.preparation.prepare import PrepareReport, prepare_described
 from outcrop.runtime import memory_tables, system
 from outcrop.runtime.group import Group
@@ -100,15 +101,21 @@ class PoolBudget:
 
     def explain(self, error: BudgetError) -> BudgetError:
         """Returns ``error`` of the last of what is possible as one of the whole."""
+        said = str(error)
+        if error.limit == "disk" and error.smallest is not None:  # of what has at least half, or a quarter
+            whole = error.smallest * (4 if self.concurrent else 2)
+            said = said.replace(
+                smallest_disk(error.smallest), f"--disk-space {least_bytes(whole)} is enough for it"
+            )
         memory = (
             "memory has no limit" if self.train is None else f"{exact_bytes(self.train)} of memory for each"
         )
         return BudgetError(
             f"refreshing prepares and trains in turn ({memory}; of the disk evaluation has at most half, the pool the "
-            f"rest), and one of them cannot: {error}"
+            f"rest), and one of them cannot: {said}"
             if not self.concurrent
             else f"refreshing divides the disk ({memory}; evaluation has at most half, each of two pools half of the "
-            f"rest), and for one of them: {error}",
+            f"rest), and for one of them: {said}",
             limit=error.limit,
         )
 

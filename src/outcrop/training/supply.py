@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from outcrop.advisor import epochs_at_a_time as epoch_choice
-from outcrop.config import DeviceConfig, SampleConfig
+from outcrop.config import DeviceConfig, SampleConfig, exact_bytes, least_bytes
 from outcrop.errors import BudgetError
 from outcrop.loading.consecutive import ConsecutiveSession
 from outcrop.loading.modes import Mode
@@ -23,6 +23,7 @@ from outcrop.runtime.group import Group
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
 from outcrop.training.batch_request import BatchRequest
+from outcrop.training.begun import giving_up
 from outcrop.training.pools import Pools
 
 
@@ -127,12 +128,44 @@ def supply_every_epoch(request: BatchRequest, say: Callable[[str], None]) -> Bat
         return prepare_supply(at_once, folder, say)
     limits = replace(request.limits, disk_space=choice.limit)
     try:
-        return prepare_supply(replace(at_once, limits=limits, refresh=True), folder)
-    except BudgetError:  # not even one epoch: batches share rows
-        epochs = replace(request.sampling, epochs=request.epochs)
-        return prepare_supply(
-            replace(at_once, sampling=epochs, limits=limits), folder_beside(request.graph, ".run"), say
-        )
+        with giving_up(folder):
+            return prepare_supply(replace(at_once, limits=limits, refresh=True), folder)
+    except BudgetError as error:
+        return _sharing(replace(at_once, limits=limits), request.epochs, error, say)
+
+
+def _sharing(
+    request: BatchRequest, epochs: int, refused: BudgetError, say: Callable[[str], None]
+) -> BatchSupply:
+    """Prepares batches of all ``epochs`` that share rows, where not even one epoch fits the disk without.
+
+    Raises:
+        BudgetError: They do not fit either; names a limit that is enough for one of the two. Or ``refused``, where that
+            is not about the disk.
+    """
+    graph, limits, run = request.graph, request.limits, folder_beside(request.graph, ".run")
+    limit = limits.disk_space
+    if refused.limit != "disk" or limit is None:
+        raise refused
+    enough = [epoch_choice.enough_disk(graph, request.sampling, limits)]
+    every = replace(request.sampling, epochs=epochs)
+    if epoch_choice.can_share(graph, every, limits, epochs, limit):
+        try:
+            with giving_up(run):
+                return prepare_supply(replace(request, sampling=every), run, say)
+        except BudgetError as error:
+            if error.limit != "disk":
+                raise
+            enough.append(error.smallest)
+    known = [one for one in enough if one is not None]
+    if not known:
+        raise refused
+    raise BudgetError(
+        f"{exact_bytes(limit)} of disk hold not one epoch with the batches of evaluation, and not all epochs with rows "
+        f"that batches share; --disk-space {least_bytes(min(known))} is enough ({refused})",
+        min(known),
+        "disk",
+    ) from None
 
 
 def supply_of_several(request: BatchRequest, folder: Path, group: Group) -> BatchSupply:

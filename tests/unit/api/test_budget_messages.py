@@ -228,7 +228,7 @@ def test_without_a_mode_the_one_that_works_is_taken(
         found = oc.train(graph, memory=memory, **options)
         assert (found.mode, found.batch_losses) == ("online", want.batch_losses)
         assert re.fullmatch(
-            r"new batches in every epoch: 1 epoch is prepared at once\n"
+            r"new batches in every epoch: 1 epoch is prepared at once(, in up to about [\d.]+ KiB on disk)?\n"
             r"mode online instead: there is too little memory to prepare a run \(.*\)",
             found.chosen,
         )
@@ -291,12 +291,12 @@ def test_nothing_is_taken_back_that_was_there_or_is_anothers(
                 shutil.copytree(graph.path, run / "pack", dirs_exist_ok=True)
             return opened(folder)
 
-        patched.setattr("outcrop.training.fallback.opened", late)
+        patched.setattr("outcrop.training.begun.opened", late)
         assert trained_while(lambda: None) == "online"
         assert (run / "pack").is_dir()
     shutil.rmtree(run)
     with monkeypatch.context() as patched:  # a file system without locks
-        patched.setattr("outcrop.training.fallback.try_lock", lambda handle, *, wait: None)
+        patched.setattr("outcrop.training.begun.try_lock", lambda handle, *, wait: None)
         assert trained_while(lambda: None) == "online"
         assert not run.exists()
 
