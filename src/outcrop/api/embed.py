@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -33,10 +34,10 @@ from outcrop.embed.needs import EmbeddingNeeds
 from outcrop.embed.prepare import prepare as prepare_buckets
 from outcrop.embed.processes import for_processes, require_same
 from outcrop.embed.sizing import fewest_partitions
-from outcrop.embed.sources import open_source
+from outcrop.embed.sources import EdgeSource, open_source
 from outcrop.embed.training import EmbeddingTrainer
-from outcrop.errors import ArgumentError
-from outcrop.runtime.group import joined
+from outcrop.errors import ArgumentError, OutcropError
+from outcrop.runtime.group import Group, joined
 from outcrop.runtime.observer import Observer
 from outcrop.runtime.progress import Progress, shows_progress
 from outcrop.runtime.runtime import Runtime
@@ -121,16 +122,51 @@ def embed_prepare(
     """
     with Runtime(memory, progress=progress) as runtime:
         config = config or BucketConfig()
-        if config.partitions is None and memory is not None:
-            config = replace(config, partitions=_partitions(source, dim, runtime))
-        return prepare_buckets(source, run, config, runtime, overwrite=overwrite)
+        if config.partitions is not None or memory is None:
+            return prepare_buckets(source, run, config, runtime, overwrite=overwrite)
+        return _fitting_buckets(source, Path(run), config, EmbedConfig(dim=dim), runtime, overwrite)
 
 
-def _partitions(source: str | Path, dim: int, runtime: Runtime) -> int:
-    edges, config = open_source(source), EmbedConfig(dim=dim)
-    return fewest_partitions(
-        edges.num_nodes, edges.count("train"), edges.num_relations, config, runtime.budget.free_bytes
+def _fitting_buckets(
+    source: str | Path,
+    run: Path,
+    config: BucketConfig,
+    trained: EmbedConfig,
+    runtime: Runtime,
+    overwrite: bool,
+) -> Buckets:
+    """Prepares as few partitions as ``trained`` fits the budget with; those that are there stay where it does."""
+    edges = open_source(source)
+
+    def fits(buckets: Buckets) -> bool:
+        return EmbeddingNeeds(buckets, trained, None, Group()).fits(runtime.budget.limit_bytes)
+
+    there = _buckets_of(run, edges, config)
+    if there is not None and fits(there):
+        found = replace(config, partitions=there.partitions)
+        return prepare_buckets(source, run, found, runtime, overwrite=overwrite)
+    sizes = edges.num_nodes, edges.count("train"), edges.num_relations
+    chosen = fewest_partitions(*sizes, trained, runtime.budget.free_bytes)
+    found = replace(config, partitions=chosen)
+    made = prepare_buckets(source, run, found, runtime, overwrite=overwrite)
+    if fits(made):
+        return made
+    # A few nodes have most of the edges, so that few partitions do.
+    more = fewest_partitions(*sizes, trained, runtime.budget.free_bytes, uneven=math.inf)
+    return prepare_buckets(source, run, replace(config, partitions=more), runtime, overwrite=True)
+
+
+def _buckets_of(run: Path, edges: EdgeSource, config: BucketConfig) -> Buckets | None:
+    """Opens buckets of ``edges`` that have any number of partitions, else as ``config`` says; None: there are none."""
+    try:
+        buckets = open_buckets(run)
+    except OutcropError:
+        return None
+    wanted = asdict(replace(config, partitions=buckets.partitions))
+    same = (
+        buckets.manifest.inputs == {"source": edges.manifest.digest()} and buckets.manifest.config == wanted
     )
+    return buckets if same else None
 
 
 _OF_CONFIG = {

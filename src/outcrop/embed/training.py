@@ -42,7 +42,7 @@ from outcrop.embed.gpu import GpuBuffer, GpuStepper
 from outcrop.embed.moves import SliceMoves, Transfer
 from outcrop.embed.negatives import Pool
 from outcrop.embed.rounds import make_rounds
-from outcrop.embed.schedule import Schedule, TrainUnit, key_pair
+from outcrop.embed.schedule import UNIT_EDGES, Schedule, TrainUnit, key_pair
 from outcrop.embed.scores import score_function
 from outcrop.embed.step import Relations, Stepper, stride
 from outcrop.embed.tables import FILE, RowShape, SlotTable, Start, Table, slab_rows
@@ -56,6 +56,7 @@ from outcrop.store.tensors import require_equal, write_tensors
 
 TIMELINE = "timeline.json"
 _MOST_SPANS = 4096
+READ_EDGE_BYTES = 12  # of an edge as it lies on disk
 UNIT_EDGE_BYTES = 56  # of an edge of a unit: rows of its ends, relation, place in the order, what makes them
 Span = tuple[float, float, int, int]  # begin, end, buckets of slices, edges
 _FREE_FIELDS = ("epochs",)  # may change when training goes on
@@ -150,10 +151,11 @@ def open_table(
 
 
 def fits_in_memory(buckets: Buckets, config: EmbedConfig, free_bytes: int) -> bool:
-    """Tells whether all partitions fit beside what a batch needs."""
+    """Tells whether all partitions fit beside what a batch and the edges of a unit need."""
     floats = stride(config, config.dim)
     table = buckets.division.parts * slab_rows(buckets.division, floats) * floats * 4
-    return table <= memory_tables.WHOLE_TABLE.bytes_of(free_bytes)
+    unit = min(buckets.num_edges, UNIT_EDGES) * (UNIT_EDGE_BYTES + READ_EDGE_BYTES)
+    return table <= min(memory_tables.WHOLE_TABLE.bytes_of(free_bytes), free_bytes - unit)
 
 
 @dataclass

@@ -8,11 +8,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import outcrop as oc
 from embed_support import buckets_of, knowledge_graph, random_triples
 from outcrop.config import EmbedConfig
+from outcrop.embed.needs import EmbeddingNeeds
+from outcrop.runtime.group import Group
 from outcrop.runtime.runtime import Runtime
 
 CONFIG = EmbedConfig(dim=8, epochs=2, negatives=20, chunk=16, batch=64, start=0.1)
@@ -91,3 +94,35 @@ def test_a_refused_budget_leads_to_one_that_works(
         messages.append(message)
     assert 1 < len(budgets) < 40
     assert [step for step in steps if not any(step in message for message in messages)] == []
+
+
+@pytest.mark.parametrize("skewed", [False, True])
+def test_as_few_partitions_as_training_fits_in(
+    tmp_path: Path, make_runtime: Callable[..., Runtime], skewed: bool
+) -> None:
+    """Half as many do not fit, but for graphs of which a few nodes have most edges; those that are there stay."""
+    count, dim = 120_000, 64
+    random = np.random.default_rng(0)
+    triples = np.stack(
+        [random.integers(0, 10_000, count), random.integers(0, 4, count), random.integers(0, 10_000, count)],
+        1,
+    )
+    triples[:10_000, 0] = np.arange(10_000)
+    if skewed:
+        triples[20_000:, [0, 2]] = random.integers(0, 3, (count - 20_000, 2))
+    source = knowledge_graph(tmp_path, make_runtime(), train=triples)
+    made = []
+    for memory in (x << 20 for x in ((34, 35, 36, 40) if skewed else (26, 28, 32, 34))):
+        run = tmp_path / f"{memory}.emb"
+        buckets = oc.embed_prepare(source, run, dim=dim, memory=memory, progress=False)
+        made.append(buckets.partitions)
+        assert EmbeddingNeeds(buckets, EmbedConfig(dim=dim), None, Group()).fits(memory)
+        again = oc.embed_prepare(source, run, dim=dim, memory=memory, progress=False)
+        assert again.partitions == buckets.partitions
+        if not skewed and buckets.partitions > 6:
+            half = oc.BucketConfig(partitions=buckets.partitions // 2)
+            fewer = oc.embed_prepare(source, tmp_path / f"{memory}.half", half, progress=False)
+            assert not EmbeddingNeeds(fewer, EmbedConfig(dim=dim), None, Group()).fits(memory)
+    assert made == sorted(made, reverse=True)
+    assert made[0] > 6, made
+    assert oc.embed_prepare(source, run, dim=dim, memory="1GiB", progress=False).partitions == made[-1]
