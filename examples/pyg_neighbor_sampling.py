@@ -1,6 +1,6 @@
 """GraphSAGE on neighbour batches, written for torch_geometric's NeighborLoader, on a graph that lies on disk.
 
-    outcrop import npz:cora.npz cora.oc --split-protocol planetoid
+    outcrop import npz:cora.npz cora.oc --split planetoid
     python examples/pyg_neighbor_sampling.py cora.oc
 
 Two lines differ from a script that has its graph in memory; they are marked.

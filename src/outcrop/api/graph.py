@@ -162,7 +162,9 @@ def import_triples(
     Args:
         source: Folder, as ``DIR`` or ``triples:DIR``, with ``train`` and, if there are, ``valid`` and ``test`` as
             ``.txt``, ``.tsv``, ``.csv`` or ``.parquet``: three columns (source, relation, target), or two (source,
-            target) without relations. Text has no header.
+            target) without relations. Where all are called so (also head and tail, subject, predicate and object, and
+            the like), in a first line of text or in Parquet, their order does not matter; else it is this one, and text
+            has no header.
         out: Folder of the knowledge graph to make.
         memory: Bytes, or text such as ``"4GiB"``, that the import may take.
         unknown: Treatment of triples of entities or relations that the training triples do not have: ``skip`` or

@@ -122,6 +122,7 @@ def import_(
 
     started = time.monotonic()
     kind, _, where = source.partition(":")
+    _require_fitting(kind, config, unknown)
     with common.progress_bars(quiet) as progress, ExitStack() as closing:
         out = closing.enter_context(made_for(path, overwrite, progress)) if is_uri(path) else Path(path)
         if kind == "triples" and where:
@@ -132,6 +133,19 @@ def import_(
     _report(
         {**about, "path": without_keys(path) if is_uri(path) else about["path"]}, started, done, json, quiet
     )
+
+
+def _require_fitting(kind: str, config: ImportConfig, unknown: str) -> None:
+    """Raises ArgumentError where options are given that imports of this kind do not have."""
+    if kind != "triples" and unknown != "skip":
+        raise ArgumentError(f"--unknown is about triples, and {kind}: has none: leave it out")
+    usual = ImportConfig()
+    given = [one.name for one in fields(config) if getattr(config, one.name) != getattr(usual, one.name)]
+    if kind == "triples" and given:
+        raise ArgumentError(
+            f"{', '.join(given)}: what graphs have, and triples are imported as they are: leave it out (outcrop embed "
+            "prepare --valid-fraction and --test-fraction hold triples out)"
+        )
 
 
 def _report(

@@ -7,6 +7,7 @@ that name others cannot be trained for: they are counted and left out, or an err
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,6 +30,11 @@ from outcrop.store.names import write_names
 from outcrop.store.triples import FORMAT, KINDS, VERSION, Triples, open_triples
 
 UNKNOWN = ("skip", "error")
+_ROLES = (
+    {"head", "h", "subject", "source", "src", "from"},
+    {"relation", "rel", "r", "predicate", "edge_type"},
+    {"tail", "t", "object", "target", "dst", "to"},
+)
 
 
 def import_triples(
@@ -43,8 +49,9 @@ def import_triples(
 
     Args:
         source: Folder with ``train`` and, if there are, ``valid`` and ``test`` as ``.txt``, ``.tsv``, ``.csv`` or
-            ``.parquet``: three columns (source, relation, target), or two (source, target) without relations. Text has
-            no header.
+            ``.parquet``: three columns (source, relation, target), or two (source, target) without relations. Where all
+            are called so (also head and tail, subject, predicate and object, and the like), in a first line of text or
+            in Parquet, their order does not matter; else it is this one, and text has no header.
         unknown: What to do with triples of entities or relations that the training triples do not have: ``skip`` or
             ``error``.
         made_from: What is kept of the import (:mod:`outcrop.store.imported`); None: it follows from ``source``.
@@ -106,6 +113,13 @@ def import_record(source: str, unknown: str) -> dict[str, Any]:
     return imported.record("triples", Path(source), files, {"unknown": unknown})
 
 
+def _in_order(names: Sequence[str]) -> list[str] | None:
+    """Returns the columns as a triple, or an edge, has its parts, where each is called like one; else None."""
+    roles = _ROLES if len(names) == 3 else (_ROLES[0], _ROLES[-1]) if len(names) == 2 else ()
+    found = [next((name for name in names if name.strip().lower() in role), None) for role in roles]
+    return [name for name in found if name is not None] if found and None not in found else None
+
+
 class _Import:
     def __init__(self, paths: dict[str, Path], runtime: Runtime, work: Path, unknown: str):
         self.paths, self.runtime, self.work, self.unknown = paths, runtime, work, unknown
@@ -138,9 +152,10 @@ class _Import:
 
     def _split(self, split: str, path: Path) -> tuple[ArraySpec, int]:
         """Writes one array; how many triples were left out."""
-        table = open_text(path)
-        self.width = self.width or len(table.columns)
-        if (table.columns and len(table.columns) != self.width) or self.width not in (0, 2, 3):
+        table = open_text(path, lambda names: _in_order(names) is not None)
+        columns = _in_order(table.columns) or list(table.columns)
+        self.width = self.width or len(columns)
+        if (columns and len(columns) != self.width) or self.width not in (0, 2, 3):
             raise FormatError(
                 f"{path} has {len(table.columns)} columns: triples have three (source, relation, target), "
                 "edges without relations two, in all files alike"
@@ -149,7 +164,7 @@ class _Import:
         row, skipped = 0, 0
         task, size = f"import {split}", path.stat().st_size
         with self.runtime.task(task, table.num_rows or size, "rows" if table.num_rows else "bytes"):
-            for block in table.blocks(self.runtime, list(table.columns)) if table.columns else ():
+            for block in table.blocks(self.runtime, columns) if columns else ():
                 ids = self._ids(path, row, block)
                 known = (ids >= 0).all(axis=1)
                 if not known.all() and self.unknown == "error":

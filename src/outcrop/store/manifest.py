@@ -167,7 +167,10 @@ def read(folder: Path, format: str, versions: Versions) -> Manifest:
     raw = _read_json(path)
     found = (raw.get("format"), raw.get("version"))
     if found[0] != format:
-        raise FormatError(f"{folder} is {found[0]!r}, not {format!r}: pass the folder of the right kind")
+        known = " (outcrop embed prepare takes it)" if found[0] == "outcrop.triples" else ""
+        raise FormatError(
+            f"{folder} is {found[0]!r}, not {format!r}: pass the folder of the right kind{known}"
+        )
     known = (versions,) if isinstance(versions, int) else versions
     if not isinstance(found[1], int) or found[1] not in known:
         numbers = " and ".join(map(str, known))
@@ -281,6 +284,9 @@ def how_to_import(path: Path) -> str:
     if any((path / f"edges{ending}").is_file() for ending in EDGE_ENDINGS):
         command = shlex.join(["outcrop", "import", f"arrays:{path}", "OUT"])
         return f"; it holds a list of edges, so make a graph of it first: {command}"
+    if any((path / f"train{ending}").is_file() for ending in _EDGE_LISTS):
+        command = shlex.join(["outcrop", "import", f"triples:{path}", "OUT"])
+        return f"; if it holds triples, make a knowledge graph of them first: {command}"
     return ""
 
 

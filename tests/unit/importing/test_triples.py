@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 import warnings
 from pathlib import Path
 
@@ -16,9 +18,17 @@ from typer.testing import CliRunner
 
 from outcrop.api.graph import import_triples as import_from_api
 from outcrop.cli.main import app
-from outcrop.errors import ArgumentError, BudgetError, ChecksumError, FormatError, OutcropWarning
+from outcrop.errors import (
+    ArgumentError,
+    BudgetError,
+    ChecksumError,
+    FormatError,
+    OutcropError,
+    OutcropWarning,
+)
 from outcrop.importing.triples import import_triples
 from outcrop.runtime.runtime import Runtime
+from outcrop.store.graph import open_graph
 from outcrop.store.triples import Triples, open_triples
 from outcrop.store.verify import describe, verify_artifact
 from support import shared_path
@@ -228,3 +238,75 @@ def test_command_and_api(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "o.json").read_text())["attributes"]["num_entities"] == 3
     assert "num_relations" in done.output
     assert import_from_api(folder, tmp_path / "again").digest() == open_triples(tmp_path / "out").digest()
+
+
+@pytest.mark.parametrize(
+    ("names", "order"),
+    [
+        (("head", "relation", "tail"), (0, 1, 2)),
+        (("Source", "Target", "rel"), (0, 2, 1)),
+        (("tail", "head", "relation"), (1, 2, 0)),
+        (("subject", "object", "predicate"), (0, 2, 1)),
+        (("to", "from"), (1, 0)),
+    ],
+)
+@pytest.mark.parametrize("ending", ["tsv", "csv", "parquet"])
+def test_columns_are_taken_by_their_names(
+    tmp_path: Path, runtime: Runtime, ending: str, names: tuple[str, ...], order: tuple[int, ...]
+) -> None:
+    cells = [("a", "b", "c"), ("b", "c", "d"), ("d", "a", "b")]
+    rows = [row[: len(names)] for row in cells]
+    if ending == "parquet":
+        columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+        (tmp_path / "kg").mkdir()
+        pq.write_table(pa.table(columns), tmp_path / "kg" / "train.parquet")
+    else:
+        write(tmp_path / "kg", ending, {"tsv": "\t", "csv": ","}[ending], train=[names, *rows])
+    triples = import_triples(str(tmp_path / "kg"), tmp_path / "out", runtime)
+    assert named(triples, runtime, "train") == [tuple(row[at] for at in order) for row in rows]
+
+
+def test_a_line_that_is_called_otherwise_is_a_triple(tmp_path: Path, runtime: Runtime) -> None:
+    """Where one cell alone is a usual name, and in Parquet, whose columns then stand in the usual order."""
+    rows = [("head", "part_of", "body"), ("tail", "part_of", "body")]
+    write(tmp_path / "kg", train=rows)
+    assert named(import_triples(str(tmp_path / "kg"), tmp_path / "out", runtime), runtime, "train") == rows
+    (tmp_path / "p").mkdir()
+    columns = dict(zip(("head", "x", "y"), map(list, zip(*rows, strict=True)), strict=True))
+    pq.write_table(pa.table(columns), tmp_path / "p" / "train.parquet")
+    assert named(import_triples(str(tmp_path / "p"), tmp_path / "o", runtime), runtime, "train") == rows
+
+
+def test_quotes_of_csv_stand_around_cells(tmp_path: Path, runtime: Runtime) -> None:
+    rows = [("a, x", "r", 'b "b"'), ("c", "r", "two\nlines")]
+    (tmp_path / "kg").mkdir()
+    with (tmp_path / "kg" / "train.csv").open("w", newline="") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows(rows)
+    triples = import_triples(str(tmp_path / "kg"), tmp_path / "out", runtime)
+    assert named(triples, runtime, "train") == rows
+
+
+@pytest.mark.parametrize("option", [["--reverse"], ["--train-fraction", "0.5"], ["--drop-duplicates"]])
+def test_options_of_graphs_are_refused(tmp_path: Path, option: list[str]) -> None:
+    write(tmp_path / "kg", train=[("a", "r", "b")])
+    asked = ["import", f"triples:{tmp_path / 'kg'}", str(tmp_path / "out"), *option]
+    with pytest.raises(ArgumentError, match="what graphs have"):
+        CliRunner().invoke(app, asked, catch_exceptions=False)
+    np.save(tmp_path / "edges.npy", np.array([[0, 1], [1, 2]]))
+    asked = ["import", f"edges:{tmp_path / 'edges.npy'}", str(tmp_path / "out"), "--unknown", "error"]
+    with pytest.raises(ArgumentError, match="--unknown is about triples"):
+        CliRunner().invoke(app, asked, catch_exceptions=False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_of_triples_is_known_by_its_files(tmp_path: Path) -> None:
+    folder = write(tmp_path / "kg", train=[("a", "r", "b")])
+    for command, says in (
+        (["import", str(folder), str(tmp_path / "out")], f"here perhaps 'triples:{folder}'"),
+        (["embed", "prepare", str(folder), str(tmp_path / "e")], f"outcrop import triples:{folder} OUT"),
+    ):
+        with pytest.raises(OutcropError, match=re.escape(says)):
+            CliRunner().invoke(app, command, catch_exceptions=False)
+    import_from_api(folder, tmp_path / "kg.oc", progress=False)
+    with pytest.raises(FormatError, match=r"is 'outcrop.triples'.*outcrop embed prepare takes it"):
+        open_graph(tmp_path / "kg.oc")

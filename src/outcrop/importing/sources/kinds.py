@@ -22,9 +22,12 @@ from outcrop.importing.sources.ntriples import open_ntriples
 from outcrop.importing.sources.ogb import open_ogb
 from outcrop.importing.sources.pyg_file import open_pyg
 from outcrop.importing.sources.sqlite_tables import SQLITE_SUFFIXES
+from outcrop.importing.sources.table_files import TABLE_SUFFIXES
+from outcrop.importing.sources.tables import find
 from outcrop.importing.sources.tables_folder import open_tables
 from outcrop.importing.sources.tables_toml import TABLES_TOML
 from outcrop.runtime.runtime import Runtime
+from outcrop.store.manifest import EDGE_ENDINGS
 
 OPENERS: dict[
     str, tuple[str, Callable[[Path, Runtime, ExitStack, ImportConfig], GraphSource | TypedSource]]
@@ -91,6 +94,8 @@ def open_source(
 def kind_of_path(path: Path) -> str:
     """Guesses what a path without a kind is; empty: nothing is there."""
     if path.is_dir():
+        if find(path, "train", TABLE_SUFFIXES) is not None and find(path, "edges", EDGE_ENDINGS) is None:
+            return "triples"
         return next(
             (kind for kind, names in _MARKS.items() if any((path / n).exists() for n in names)), "arrays"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -90,7 +90,7 @@ class FileTable(Table):
     num_rows: int | None
     delimiter: str = ","
     skip_lines: int = 0
-    as_text: bool = False  # all cells are text, quotes belong to it
+    as_text: bool = False  # all cells are text
     form: TextForm = TextForm()
 
     @property
@@ -182,7 +182,7 @@ class FileTable(Table):
 
     @property
     def _quotes(self) -> bool:
-        return self.form.quotes and not self.as_text
+        return self.form.quotes
 
     @property
     def null_values(self) -> list[str]:
@@ -423,9 +423,12 @@ def _with_mark(encoding: str) -> str:
     return "utf-8-sig" if encoding == "utf-8" else encoding
 
 
-def open_text(path: Path) -> FileTable:
-    """Opens a table of text without a header: tabs separate cells in ``.txt`` and ``.tsv``, or blanks if it has no
-    tabs.
+def open_text(path: Path, is_header: Callable[[Sequence[str]], bool] = lambda _: False) -> FileTable:
+    """Opens a table of text: tabs separate cells in ``.txt`` and ``.tsv``, or blanks if it has no tabs, and ``"`` is a
+    letter; in ``.csv`` it may stand around cells.
+
+    Args:
+        is_header: Tells whether the cells of the first line are names of columns.
 
     Raises:
         FormatError: Not a table, or torn.
@@ -435,8 +438,11 @@ def open_text(path: Path) -> FileTable:
     _, lines = _first_lines(path, "utf-8", comments=False)
     first = lines[0].rstrip("\r\n") if lines else ""
     delimiter = "," if path.suffix == ".csv" else "\t" if "\t" in first else " "
-    columns = tuple(f"column_{i}" for i in range(len(first.split(delimiter)))) if first else ()
-    return FileTable(path, columns, None, delimiter, as_text=True)
+    quotes = path.suffix == ".csv"
+    cells = next(csv.reader([first], delimiter=delimiter)) if quotes else first.split(delimiter)
+    form, named = TextForm(quotes=quotes), is_header(cells)
+    columns = tuple(cells if named else (f"column_{i}" for i in range(len(cells)))) if first else ()
+    return FileTable(path, columns, None, delimiter, int(named), as_text=True, form=form)
 
 
 def _first_lines(path: Path, encoding: str, *, comments: bool) -> tuple[int, list[str]]:
