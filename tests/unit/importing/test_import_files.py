@@ -487,3 +487,15 @@ def test_entries_in_any_order_are_sorted_within_the_budget(tmp_path: Path) -> No
         run(f"npz:{tmp_path / 'm.npz'}")
     sp.save_npz(tmp_path / "m.npz", sp.coo_matrix(([1.0], ([1], [2])), (10**5, 10**5)))
     assert run(f"npz:{tmp_path / 'm.npz'}", memory="64MiB").num_nodes == 10**5
+
+
+def test_columns_that_are_taken_for_ends_without_a_name_are_said(tmp_path):
+    table = tmp_path / "e.csv"
+    table.write_text("score,g1,g2\n0.5,a,b\n0.7,b,c\n")
+    with new_runtime() as runtime:
+        notes = import_graph(f"edges:{table}", tmp_path / "g.oc", runtime).notes
+    assert any(note.startswith("'score' and 'g1' are taken for source and target") for note in notes)
+    table.write_text("score,src,dst\n0.5,a,b\n0.7,b,c\n")
+    with new_runtime() as runtime:
+        notes = import_graph(f"edges:{table}", tmp_path / "h.oc", runtime).notes
+    assert not any("taken for" in note for note in notes)

@@ -60,7 +60,7 @@ def open_edge_list(path: Path, runtime: Runtime) -> GraphSource:
         table.num_rows,
         names=names,
         weighted=weight is not None,
-        notes=(f"columns of {path} that are not imported: {', '.join(left)}",) if left else (),
+        notes=_notes(table, left),
         edge_at=Place(table).at,
         weight_at=Place(table, weight).at,
     )
@@ -129,6 +129,20 @@ def edge_columns(table: Table) -> list[str]:
     if len(ends) < 2:
         raise FormatError(f"{table.name} has one column besides the weights; source and target are needed")
     return ends
+
+
+def _notes(table: Table, left: list[str]) -> tuple[str, ...]:
+    """Says which columns are left out, and which are taken for source and target though no name says so."""
+    if not left:
+        return ()
+    notes = [f"columns of {table.name} that are not imported: {', '.join(left)}"]
+    ends = edge_columns(table)
+    if ends != [table.column(*SOURCE_COLUMNS), table.column(*TARGET_COLUMNS)]:
+        notes.append(
+            f"{' and '.join(map(repr, ends))} are taken for source and target, as the first columns of several: call "
+            "the right ones src and dst if it is others"
+        )
+    return tuple(notes)
 
 
 def text_columns(runtime: Runtime, table: Table) -> bool:
