@@ -200,23 +200,25 @@ file = "bought_by.npy"
 """
 
 
-def test_too_little_disk_names_what_does(graph: Graph) -> None:
+@pytest.mark.parametrize("memory", ["2MiB", None])
+def test_too_little_disk_names_what_does(graph: Graph, memory: str | None) -> None:
     with pytest.raises(BudgetError, match=r"--disk-space \d+ .* is enough") as refused:
-        trained(graph, mode="packed", disk_space="300KiB")
+        trained(graph, mode="packed", disk_space="200KiB", memory=memory)
     assert refused.value.smallest == int(str(refused.value).split("--disk-space ")[1].split()[0])
-    assert trained(graph, mode="packed", disk_space=refused.value.smallest).epochs
+    assert trained(graph, mode="packed", disk_space=refused.value.smallest, memory=memory).epochs
     left = sum(path.stat().st_size for path in graph.path.parent.rglob("graph.*/**/*") if path.is_file())
     assert left <= refused.value.smallest
 
 
 @pytest.mark.parametrize("disk_space", ["60KiB", "150KiB", "300KiB", "500KiB"])
+@pytest.mark.parametrize("memory", ["2MiB", None])
 def test_what_does_not_fit_the_disk_is_drawn_as_it_is_needed(
-    graph: Graph, tmp_path: Path, disk_space: str
+    graph: Graph, tmp_path: Path, disk_space: str, memory: str | None
 ) -> None:
     """Without a mode; what lies on the disk meanwhile stays within the limit, and nothing that was given up is left."""
     want = losses(trained(graph, mode="memory", memory=None))
     watch = _Most(tmp_path)
-    report = trained(graph, disk_space=disk_space, progress=watch)
+    report = trained(graph, disk_space=disk_space, progress=watch, memory=memory)
     assert losses(report) == want
     assert watch.most <= parse_size(disk_space)
     if report.mode == "online":

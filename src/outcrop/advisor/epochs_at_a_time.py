@@ -136,8 +136,7 @@ def parts_of_epoch(
     beside the batches of evaluation; 0 where one does, or not even one batch.
 
     Args:
-        concurrent: Whether a part is prepared while the one before it trains, so that two have to fit; one alone where
-            that is too much.
+        concurrent: Whether a part is prepared while the one before it trains, so that two have to fit.
     """
     most = most_bytes(graph, sampling, limits)
     if sampling.sampler == EXTERNAL or (most is not None and most.run(1) <= limit):
@@ -146,10 +145,9 @@ def parts_of_epoch(
     left = max(limit - size.evaluation, memory_tables.EVALUATION_DISK.bytes_of(limit))
     if size.fitting(left):
         return 0
-    for pool in (memory_tables.POOL_DISK.bytes_of(left) if concurrent else left, left):
-        if most_batches := size.part_fitting(pool - pool // _UNEVEN_SHARE):
-            return -(-size.train_batches // most_batches)
-    return 0
+    pool = memory_tables.POOL_DISK.bytes_of(left) if concurrent else left
+    most_batches = size.part_fitting(pool - pool // _UNEVEN_SHARE)
+    return -(-size.train_batches // most_batches) if most_batches else 0
 
 
 def can_share(graph: Graph, sampling: SampleConfig, limits: PlanConfig, epochs: int, limit: int) -> bool:

@@ -153,7 +153,9 @@ def _fitting_buckets(
         return made
     # A few nodes have most of the edges, so that few partitions do.
     more = fewest_partitions(*sizes, trained, runtime.budget.free_bytes, uneven=math.inf)
-    return prepare_buckets(source, run, replace(config, partitions=more), runtime, overwrite=True)
+    mine = there is None or made.partitions != there.partitions  # made by this call, or to be replaced
+    more_of_them = replace(config, partitions=more)
+    return prepare_buckets(source, run, more_of_them, runtime, overwrite=overwrite or mine)
 
 
 def _buckets_of(run: Path, edges: EdgeSource, config: BucketConfig) -> Buckets | None:

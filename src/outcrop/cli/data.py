@@ -34,6 +34,7 @@ _FLAGS = {
     "reverse": ("--reverse/--no-reverse",),
     "split_protocol": ("--split",),
 }
+_OF_TRIPLES = {"reverse": False, "keep_duplicates": True, "keep_self_loops": True}  # what they are anyway
 _GENERATED = (
     "kind", "nodes", "edges", "features", "classes", "dtype", "train_fraction", "valid_fraction", "test_fraction",
     "skew", "homophily", "seed", "edge_features", "scale",
@@ -122,7 +123,8 @@ def import_(
 
     started = time.monotonic()
     kind, _, where = source.partition(":")
-    _require_fitting(kind, config, unknown)
+    if where and not is_uri(source):
+        _require_fitting(kind, config, unknown)
     with common.progress_bars(quiet) as progress, ExitStack() as closing:
         out = closing.enter_context(made_for(path, overwrite, progress)) if is_uri(path) else Path(path)
         if kind == "triples" and where:
@@ -140,7 +142,11 @@ def _require_fitting(kind: str, config: ImportConfig, unknown: str) -> None:
     if kind != "triples" and unknown != "skip":
         raise ArgumentError(f"--unknown is about triples, and {kind}: has none: leave it out")
     usual = ImportConfig()
-    given = [one.name for one in fields(config) if getattr(config, one.name) != getattr(usual, one.name)]
+    given = [
+        _FLAGS.get(one.name, (f"--{one.name.replace('_', '-')}",))[0].partition("/")[0]
+        for one in fields(config)
+        if getattr(config, one.name) not in (getattr(usual, one.name), _OF_TRIPLES.get(one.name))
+    ]
     if kind == "triples" and given:
         raise ArgumentError(
             f"{', '.join(given)}: what graphs have, and triples are imported as they are: leave it out (outcrop embed "

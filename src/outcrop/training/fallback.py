@@ -52,9 +52,9 @@ class Fallback:
             BudgetError: ``error``, where it is about neither memory nor disk, or there is no choice, or too little
                 ``memory`` for mode ``online`` either.
         """
-        if self.drawn is None or memory is None or error.limit not in ("memory", "disk"):
+        if self.drawn is None or error.limit not in ("memory", "disk"):
             raise error
-        if not fits(self.drawn.mode)(memory):
+        if memory is not None and not fits(self.drawn.mode)(memory):
             raise error
         remove_begun(self._new)
         why = f"mode {self.drawn.mode} instead: there is too little {error.limit} to prepare a run ({error})"

@@ -27,6 +27,7 @@ class PartChoice:
         batches: Batches of a part.
         limit: Bytes that all files may take: the user's, or nine tenths of what is free.
         why: A line for the user.
+        concurrent: Whether a part is prepared while the one before it trains; else they alternate.
         sooner: Whether that is predicted to be sooner done than batches that share rows on disk; else it is what
             remains where these do not fit.
     """
@@ -35,6 +36,7 @@ class PartChoice:
     limit: int
     why: str
     sooner: bool = True
+    concurrent: bool = True
 
 
 def choose_parts(request: BatchRequest, learning: LearningTask) -> PartChoice | None:
@@ -51,7 +53,11 @@ def choose_parts(request: BatchRequest, learning: LearningTask) -> PartChoice | 
     if epochs_at_a_time.epochs_there(graph, sampling, limits, run) >= wanted:
         return None
     try:
-        parts = epochs_at_a_time.parts_of_epoch(graph, sampling, limits, limit, request.concurrent)
+        parts, concurrent = 0, request.concurrent
+        for concurrent in (True, False) if request.concurrent else (False,):
+            parts = epochs_at_a_time.parts_of_epoch(graph, sampling, limits, limit, concurrent)
+            if parts:
+                break
         if parts < 2:
             return None
         rough = machine.rough_hardware(graph.measured_file)
@@ -61,7 +67,7 @@ def choose_parts(request: BatchRequest, learning: LearningTask) -> PartChoice | 
         return None
     sooner, why = choose.choose_parts(replace(facts, parts=parts, disk_space=limit), rough)
     batches = spool.part_batches(request, parts)
-    return None if batches is None else PartChoice(batches, limit, why, sooner)
+    return None if batches is None else PartChoice(batches, limit, why, sooner, concurrent)
 
 
 def supply_within_disk(
@@ -109,5 +115,6 @@ def _in_parts(request: BatchRequest, choice: PartChoice, say: Callable[[str], No
         sampling=replace(request.sampling, epochs=1) if request.refresh else request.sampling,
         limits=replace(request.limits, disk_space=choice.limit),
         pool_batches=choice.batches,
+        concurrent=choice.concurrent,
     )
     return prepare_supply(in_parts, folder_beside(request.graph, ".pools"))

@@ -88,10 +88,9 @@ class PoolBudget:
     @staticmethod
     def possible(memory: int | None, concurrent: bool = True) -> Iterator[PoolBudget]:
         """Yields what to try in turn: all at the same time, with little for evaluation first; at last alternating."""
-        if memory is None:
+        if memory is None and concurrent:
             yield PoolBudget.of(None)
-            return
-        for evaluation in memory_tables.EVALUATIONS if concurrent else ():
+        for evaluation in memory_tables.EVALUATIONS if concurrent and memory is not None else ():
             yield PoolBudget.of(memory, evaluation)
         yield PoolBudget(memory, memory, memory, memory, concurrent=False)
 

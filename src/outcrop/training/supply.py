@@ -131,13 +131,17 @@ def supply_every_epoch(request: BatchRequest, say: Callable[[str], None]) -> Bat
         with giving_up(folder):
             return prepare_supply(replace(at_once, limits=limits, refresh=True), folder)
     except BudgetError as error:
-        return _sharing(replace(at_once, limits=limits), request.epochs, error, say)
+        named = request.limits.disk_space is not None
+        return _sharing(replace(at_once, limits=limits), request.epochs, error, say, named)
 
 
 def _sharing(
-    request: BatchRequest, epochs: int, refused: BudgetError, say: Callable[[str], None]
+    request: BatchRequest, epochs: int, refused: BudgetError, say: Callable[[str], None], named: bool
 ) -> BatchSupply:
     """Prepares batches of all ``epochs`` that share rows, where not even one epoch fits the disk without.
+
+    Args:
+        named: Whether the user named the limit of the disk; else it is what is free, but for a tenth.
 
     Raises:
         BudgetError: They do not fit either; names a limit that is enough for one of the two. Or ``refused``, where that
@@ -160,9 +164,12 @@ def _sharing(
     known = [one for one in enough if one is not None]
     if not known:
         raise refused
+    remedy = "--disk-space {} is enough" if named else "{} free are enough"
+    least = min(known) if named else -(-10 * min(known) // 9)
     raise BudgetError(
-        f"{exact_bytes(limit)} of disk hold not one epoch with the batches of evaluation, and not all epochs with rows "
-        f"that batches share; --disk-space {least_bytes(min(known))} is enough ({refused})",
+        f"{exact_bytes(limit)} of disk{'' if named else ', nine tenths of what is free,'} hold not one epoch with the "
+        f"batches of evaluation, and not all epochs with rows that batches share; {remedy.format(least_bytes(least))} "
+        f"({str(refused).partition('; --disk-space')[0]})",
         min(known),
         "disk",
     ) from None

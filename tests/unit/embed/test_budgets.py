@@ -14,6 +14,7 @@ import pytest
 import outcrop as oc
 from embed_support import buckets_of, knowledge_graph, random_triples
 from outcrop.config import EmbedConfig
+from outcrop.embed.buckets import open_buckets
 from outcrop.embed.needs import EmbeddingNeeds
 from outcrop.runtime.group import Group
 from outcrop.runtime.runtime import Runtime
@@ -123,6 +124,11 @@ def test_as_few_partitions_as_training_fits_in(
             half = oc.BucketConfig(partitions=buckets.partitions // 2)
             fewer = oc.embed_prepare(source, tmp_path / f"{memory}.half", half, progress=False)
             assert not EmbeddingNeeds(fewer, EmbedConfig(dim=dim), None, Group()).fits(memory)
+    if skewed:  # buckets that somebody has made and that do not fit are not replaced unasked
+        five = oc.embed_prepare(source, tmp_path / "five.emb", oc.BucketConfig(partitions=5), progress=False)
+        with pytest.raises(oc.OutcropError, match="overwrite"):
+            oc.embed_prepare(source, tmp_path / "five.emb", dim=dim, memory=34 << 20, progress=False)
+        assert open_buckets(tmp_path / "five.emb").partitions == five.partitions
     assert made == sorted(made, reverse=True)
     assert made[0] > 6, made
     assert oc.embed_prepare(source, run, dim=dim, memory="1GiB", progress=False).partitions == made[-1]

@@ -26,6 +26,7 @@ from outcrop.errors import (
     OutcropError,
     OutcropWarning,
 )
+from outcrop.importing.sources.kinds import kind_of_path
 from outcrop.importing.triples import import_triples
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import open_graph
@@ -278,7 +279,7 @@ def test_a_line_that_is_called_otherwise_is_a_triple(tmp_path: Path, runtime: Ru
 
 
 def test_quotes_of_csv_stand_around_cells(tmp_path: Path, runtime: Runtime) -> None:
-    rows = [("a, x", "r", 'b "b"'), ("c", "r", "two\nlines")]
+    rows = [("a, x", "r", 'b "b"\nb'), ("c", "r", "two\nlines")]
     (tmp_path / "kg").mkdir()
     with (tmp_path / "kg" / "train.csv").open("w", newline="") as file:
         csv.writer(file, quoting=csv.QUOTE_ALL).writerows(rows)
@@ -297,6 +298,14 @@ def test_options_of_graphs_are_refused(tmp_path: Path, option: list[str]) -> Non
     with pytest.raises(ArgumentError, match="--unknown is about triples"):
         CliRunner().invoke(app, asked, catch_exceptions=False)
     assert not (tmp_path / "out").exists()
+    asked = [
+        "import",
+        f"triples:{tmp_path / 'kg'}",
+        str(tmp_path / "out"),
+        "--no-reverse",
+        "--keep-duplicates",
+    ]
+    assert CliRunner().invoke(app, asked, catch_exceptions=False).exit_code == 0  # what they are anyway
 
 
 def test_a_folder_of_triples_is_known_by_its_files(tmp_path: Path) -> None:
@@ -307,6 +316,11 @@ def test_a_folder_of_triples_is_known_by_its_files(tmp_path: Path) -> None:
     ):
         with pytest.raises(OutcropError, match=re.escape(says)):
             CliRunner().invoke(app, command, catch_exceptions=False)
+    (folder / "tables.toml").write_text("")
+    assert kind_of_path(folder) == "tables"
+    (folder / "tables.toml").rename(folder / "graph.toml")
+    assert kind_of_path(folder) == "arrays"
+    (folder / "graph.toml").unlink()
     import_from_api(folder, tmp_path / "kg.oc", progress=False)
     with pytest.raises(FormatError, match=r"is 'outcrop.triples'.*outcrop embed prepare takes it"):
         open_graph(tmp_path / "kg.oc")

@@ -13,6 +13,7 @@ from outcrop.errors import FormatError
 from outcrop.importing.sources.base import FeatureSource
 from outcrop.importing.sources.column_survey import ColumnFacts, filled_words, null_words
 from outcrop.importing.sources.ids import is_text
+from outcrop.importing.sources.table_files import FileTable
 from outcrop.importing.sources.table_keys import is_written, text_type
 from outcrop.importing.sources.tables import Place, Table
 from outcrop.runtime.runtime import Runtime
@@ -70,7 +71,11 @@ class ColumnFeatures:
         at = len(self.numbers)
         for cells, words in zip(block[at:], self.words.values(), strict=True):
             options = compute.SetLookupOptions(value_set=words)
-            places = compute.call_function("index_in", [_as_words(cells)], options).fill_null(-1).to_numpy()
+            places = (
+                compute.call_function("index_in", [_as_words(self.table, cells)], options)
+                .fill_null(-1)
+                .to_numpy()
+            )
             filled_rows = np.flatnonzero(places >= 0)
             rows[filled_rows, at + places[filled_rows]] = 1
             at += len(words)
@@ -130,7 +135,7 @@ def words_of(runtime: Runtime, table: Table, columns: Sequence[str]) -> dict[str
     for block in table.blocks(runtime, list(columns), dtype=text_type(table)) if columns else ():
         for column, cells in zip(columns, block, strict=True):
             try:
-                words = compute.call_function("unique", [_as_words(cells)]).drop_null().to_pylist()
+                words = compute.call_function("unique", [_as_words(table, cells)]).drop_null().to_pylist()
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
                 raise FormatError(
                     f"{Place(table, column)} holds {cells.type}, no words: leave it out of the categories"
@@ -144,7 +149,7 @@ def words_of(runtime: Runtime, table: Table, columns: Sequence[str]) -> dict[str
     return {column: pa.array(sorted(words), pa.string()) for column, words in found.items()}
 
 
-def _as_words(cells: pa.Array) -> pa.Array:
+def _as_words(table: Table, cells: pa.Array) -> pa.Array:
     """Returns cells as text without blanks around it, null where they are empty; the number 5.0 is 5. Words such as NA
     are words here, unless the table is said to have them for no value.
     """
@@ -152,4 +157,5 @@ def _as_words(cells: pa.Array) -> pa.Array:
     if pa.types.is_floating(cells.type):
         missing = compute.call_function("is_nan", [cells])
         cells = compute.call_function("if_else", [missing, pa.scalar(None, cells.type), cells])
-    return filled_words(cells.cast(pa.string()), pa.array([""]))
+    none = table.form.null_words if isinstance(table, FileTable) else ()
+    return filled_words(cells.cast(pa.string()), pa.array(["", *none]))

@@ -23,9 +23,9 @@ from outcrop.importing.sources.ogb import open_ogb
 from outcrop.importing.sources.pyg_file import open_pyg
 from outcrop.importing.sources.sqlite_tables import SQLITE_SUFFIXES
 from outcrop.importing.sources.table_files import TABLE_SUFFIXES
-from outcrop.importing.sources.tables import find
 from outcrop.importing.sources.tables_folder import open_tables
 from outcrop.importing.sources.tables_toml import TABLES_TOML
+from outcrop.importing.sources.typed_folder import GRAPH_TOML
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.manifest import EDGE_ENDINGS
 
@@ -94,11 +94,13 @@ def open_source(
 def kind_of_path(path: Path) -> str:
     """Guesses what a path without a kind is; empty: nothing is there."""
     if path.is_dir():
-        if find(path, "train", TABLE_SUFFIXES) is not None and find(path, "edges", EDGE_ENDINGS) is None:
-            return "triples"
-        return next(
-            (kind for kind, names in _MARKS.items() if any((path / n).exists() for n in names)), "arrays"
+        marked = (kind for kind, names in _MARKS.items() if any((path / n).exists() for n in names))
+        lists_edges = any((path / f"edges{ending}").is_file() for ending in EDGE_ENDINGS)
+        has_triples = any((path / f"train{ending}").is_file() for ending in TABLE_SUFFIXES)
+        other = (
+            "triples" if has_triples and not lists_edges and not (path / GRAPH_TOML).exists() else "arrays"
         )
+        return next(marked, other)
     suffixes = {".npz": "npz", ".mat": "mat", ".pt": "pyg", ".bin": "dgl"}
     suffixes |= {".nt": "ntriples", ".gz": "ntriples"}
     suffixes |= dict.fromkeys(SQLITE_SUFFIXES, "tables")

@@ -439,7 +439,10 @@ def open_text(path: Path, is_header: Callable[[Sequence[str]], bool] = lambda _:
     first = lines[0].rstrip("\r\n") if lines else ""
     delimiter = "," if path.suffix == ".csv" else "\t" if "\t" in first else " "
     quotes = path.suffix == ".csv"
-    cells = next(csv.reader([first], delimiter=delimiter)) if quotes else first.split(delimiter)
+    try:
+        cells = next(csv.reader(lines, delimiter=delimiter), []) if quotes else first.split(delimiter)
+    except csv.Error:  # a longer cell than Python takes
+        cells = first.split(delimiter)
     form, named = TextForm(quotes=quotes), is_header(cells)
     columns = tuple(cells if named else (f"column_{i}" for i in range(len(cells)))) if first else ()
     return FileTable(path, columns, None, delimiter, int(named), as_text=True, form=form)
