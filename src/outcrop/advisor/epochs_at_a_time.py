@@ -80,6 +80,19 @@ class EpochBytes:
         test = self.test if self._packs_test(epochs) else 0
         return self.cached(epochs) + self.evaluation + test + epochs * self.epoch
 
+    def can_share(self, epochs: int, space: int) -> bool:
+        """Tells whether all ``epochs`` may fit ``space`` bytes where batches share rows: what is drawn has to."""
+        return epochs * self.drawn <= space
+
+    @property
+    def enough(self) -> int:
+        """Returns bytes in which one epoch at a time is prepared, between trainings on it; batches that share rows may
+        need less.
+        """
+        cached = min(self.most_cached, self.rows)
+        evaluation = self.evaluation + cached
+        return max(2 * evaluation, evaluation + self.epoch + cached)
+
     def _packs_test(self, epochs: int) -> bool:
         return packs_test(self.test_batches, epochs * self.train_batches)
 
@@ -148,28 +161,6 @@ def parts_of_epoch(
     pool = memory_tables.POOL_DISK.bytes_of(left) if concurrent else left
     most_batches = size.part_fitting(pool - pool // _UNEVEN_SHARE)
     return -(-size.train_batches // most_batches) if most_batches else 0
-
-
-def can_share(graph: Graph, sampling: SampleConfig, limits: PlanConfig, epochs: int, limit: int) -> bool:
-    """Tells whether all ``epochs`` may fit ``limit`` bytes of disk where batches share rows: what is drawn has to."""
-    try:
-        return epochs * measured_bytes(graph, sampling, limits).drawn <= limit
-    except BudgetError:  # preparing will say what it needs
-        return True
-
-
-def enough_disk(graph: Graph, sampling: SampleConfig, limits: PlanConfig) -> int | None:
-    """Returns bytes of disk in which one epoch at a time is prepared, between trainings on it; None where nobody knows.
-
-    They are counted as if no batches shared rows, so less may do.
-    """
-    try:
-        size = measured_bytes(graph, sampling, limits)
-    except BudgetError:
-        return None
-    cached = min(size.most_cached, size.rows)
-    evaluation = size.evaluation + cached
-    return max(2 * evaluation, evaluation + size.epoch + cached)
 
 
 def for_run(graph: Graph, sampling: SampleConfig, limits: PlanConfig, run: Path) -> EpochChoice:

@@ -151,9 +151,13 @@ def _sharing(
     limit = limits.disk_space
     if refused.limit != "disk" or limit is None:
         raise refused
-    enough = [epoch_choice.enough_disk(graph, request.sampling, limits)]
-    every = replace(request.sampling, epochs=epochs)
-    if epoch_choice.can_share(graph, every, limits, epochs, limit):
+    try:
+        size = epoch_choice.measured_bytes(graph, request.sampling, limits)
+    except BudgetError:  # preparing says what it needs
+        size = None
+    enough = [None if size is None else size.enough]
+    if size is None or size.can_share(epochs, limit):
+        every = replace(request.sampling, epochs=epochs)
         try:
             with giving_up(run):
                 return prepare_supply(replace(request, sampling=every), run, say)

@@ -128,8 +128,8 @@ class FileTable(Table):
             pa_csv.ReadOptions(use_threads=False, block_size=len(text), column_names=list(self.columns)),
             pa_csv.ParseOptions(
                 delimiter=self.delimiter,
-                quote_char='"' if self._quotes else False,
-                newlines_in_values=self._quotes,
+                quote_char='"' if self.form.quotes else False,
+                newlines_in_values=self.form.quotes,
             ),
             pa_csv.ConvertOptions(
                 include_columns=columns,
@@ -168,7 +168,7 @@ class FileTable(Table):
 
     def _end_of_rows(self, block: bytearray, start: int, stop: int) -> int:
         """Returns where the last whole row of a part of ``block`` ends; ``start`` where none does."""
-        if self._quotes and block.find(b'"', start, stop) >= 0:
+        if self.form.quotes and block.find(b'"', start, stop) >= 0:
             found = self._whole_rows.match(block, start, stop)
             return found.end() if found else start
         return max(block.rfind(end, start, stop) + 1 for end in (b"\n", b"\r")) or start
@@ -179,10 +179,6 @@ class FileTable(Table):
         delimiter = re.escape(self.delimiter.encode())
         cell = rb'(?:"[^"]*+(?:""[^"]*+)*+"|(?!"))[^' + delimiter + rb"\r\n]*+"
         return re.compile(rb"(?:" + cell + rb"(?:" + delimiter + cell + rb")*+[\r\n]++)*+")
-
-    @property
-    def _quotes(self) -> bool:
-        return self.form.quotes
 
     @property
     def null_values(self) -> list[str]:
@@ -237,7 +233,7 @@ class FileTable(Table):
             if number <= self.skip_lines:
                 continue
             begin, held = (begin, held + line) if held else (number, line)
-            several = self._quotes and b'"' in held and len(held) < _LONGEST_ROW
+            several = self.form.quotes and b'"' in held and len(held) < _LONGEST_ROW
             if not several or self._whole_rows.fullmatch(held):
                 yield begin, held
                 held = b""
