@@ -127,10 +127,14 @@ def import_graph(
     graph.notes = done.notes
     if is_uri(out):
         graph.path = Path(without_keys(str(out)))
-    if not isinstance(progress, SilentProgress):
-        for note in graph.notes:
-            print(f"note: {note}", file=sys.stderr)
+    _say(graph.notes, progress)
     return graph
+
+
+def _say(notes: Sequence[str], progress: Progress | bool) -> None:
+    if not isinstance(progress, SilentProgress):
+        for note in notes:
+            print(f"note: {note}", file=sys.stderr)
 
 
 def _with_parts(source: Any, parts: dict[str, Any]) -> Any:
@@ -179,8 +183,13 @@ def import_triples(
         BudgetError: The memory is too small; names the smallest with which the import works.
         IoError: The operating system refused to write.
     """
-    once.import_triples(str(source).removeprefix("triples:"), out, unknown, memory, overwrite, progress)
-    return open_triples(out)
+    done = once.import_triples(
+        str(source).removeprefix("triples:"), out, unknown, memory, overwrite, progress
+    )
+    graph = open_triples(out)
+    graph.notes = done.notes
+    _say(graph.notes, progress)
+    return graph
 
 
 @accepts_old_keywords(_OLD_OF_GENERATE, _objects_of_generate)

@@ -103,11 +103,10 @@ def import_triples(
             stored.staged(Path(out), progress) as copy,
             runtime_of_triples(str(copy), memory, progress) as runtime,
         ):
-            triples.import_triples(str(copy), out, runtime, unknown=unknown, made_from=record)
-            return _made(runtime)
+            made = triples.import_triples(str(copy), out, runtime, unknown=unknown, made_from=record)
+            return _made(runtime, made.notes)
     with runtime_of_triples(source, memory, progress) as runtime:
-        triples.import_triples(source, out, runtime, unknown=unknown)
-        return _made(runtime)
+        return _made(runtime, triples.import_triples(source, out, runtime, unknown=unknown).notes)
 
 
 def generate_graph(

@@ -20,6 +20,7 @@ from outcrop.importing.sources.files import source_files
 from outcrop.importing.sources.ids import TextIds
 from outcrop.importing.sources.table_files import TABLE_SUFFIXES, open_text
 from outcrop.importing.sources.tables import Place, find
+from outcrop.importing.trained_too import count_trained_too
 from outcrop.runtime.runtime import Runtime
 from outcrop.store import imported
 from outcrop.store import manifest as manifests
@@ -71,7 +72,10 @@ def import_triples(
         importing = _Import(paths, runtime, work, unknown)
         importing.write()
         importing.write_manifest()
-    return open_triples(out)
+        notes = importing.notes()
+    made = open_triples(out)
+    made.notes = notes
+    return made
 
 
 def measure_import(source: str, runtime: Runtime) -> None:
@@ -149,6 +153,20 @@ class _Import:
     def write_manifest(self) -> None:
         config = {"source": "triples", "unknown": self.unknown}
         manifests.write(self.work, Manifest(FORMAT, VERSION, self.arrays, self.attributes, config))
+
+    def notes(self) -> tuple[str, ...]:
+        """Says, in a sentence for each split, how many of its triples are trained on, where any is."""
+        del self.entities, self.relations  # what they hold is free
+        made, notes = open_triples(self.work), []
+        rows = {split: made.count(split) for split in self.paths if split != "train" and made.count(split)}
+        with self.runtime.task("compare", made.count("train") * len(rows), "triples"):
+            for split, count in rows.items():
+                if same := count_trained_too(made, split, self.runtime):
+                    notes.append(
+                        f"{same} of {count} {split} triples are training triples, too: how well they rank says little "
+                        "about what was learned"
+                    )
+        return tuple(notes)
 
     def _split(self, split: str, path: Path) -> tuple[ArraySpec, int]:
         """Writes one array; how many triples were left out."""

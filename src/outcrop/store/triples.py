@@ -24,7 +24,13 @@ KINDS = ("entity", "relation")
 
 
 class Triples:
-    """Opens a knowledge graph on disk: the manifest is read at once, arrays as they are asked for."""
+    """Opens a knowledge graph on disk: the manifest is read at once, arrays as they are asked for.
+
+    Attributes:
+        notes: What an import had to say of it, a sentence each; empty where it was opened from disk.
+    """
+
+    notes: tuple[str, ...] = ()
 
     def __init__(self, path: Path, manifest: Manifest):
         self.path, self.manifest = path, manifest
