@@ -6,7 +6,8 @@ number within their slice. ``starts`` int64 [p * p + 1]: bucket (i, j) has the e
 ``valid``, ``test`` (where there are such edges) int64 [n, 3] or [n, 2]: rows of the whole table instead.
 ``degrees`` uint32 [N]: training edges that begin or end at each row. ``order`` int64 [N]: the node of each row, for
 numbering ``degree``. ``entity_names``, ``entity_name_offsets``, and of relations: as the source has them.
-Attributes: num_nodes, num_relations (0: no relations), partitions, slices (of each partition).
+Attributes: num_nodes, num_relations (0: no relations), partitions, slices (of each partition); integer_names (true
+where the names of nodes are integers, written as text).
 """
 
 from __future__ import annotations
@@ -54,6 +55,11 @@ class Buckets:
             f"Buckets(nodes={self.num_nodes}, edges={self.num_edges}, relations={self.num_relations}, "
             f"partitions={self.partitions}, path={str(self.path)!r})"
         )
+
+    @property
+    def integer_names(self) -> bool:
+        """Tells whether the names of nodes are integers, written as text."""
+        return self.manifest.attributes.get("integer_names") is True
 
     @property
     def num_edges(self) -> int:

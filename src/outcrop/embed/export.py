@@ -2,8 +2,10 @@
 
 ``npy``: ``entities.npy`` float32 [nodes, dim], ``relations.npy``, and names a line each in ``entities.txt`` and
 ``relations.txt``. ``parquet``: ``entities.parquet`` and ``relations.parquet`` with columns ``id``, ``name`` and
-``vector``. ``safetensors``: both tables in ``embeddings.safetensors``, names as for npy. Nodes go by blocks of the
-budget; each block is one pass over the table.
+``vector``. ``safetensors``: both tables in ``embeddings.safetensors``, names as for npy. ``features``: the vectors of
+nodes in ``features.parquet``, with columns ``id`` (the name where nodes have names) and ``vector``, which lies beside
+the edges in a folder that ``outcrop import arrays:`` takes. Nodes go by blocks of the budget; each block is one pass
+over the table.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from outcrop.runtime import memory_tables
 from outcrop.store import manifest as manifests
 from outcrop.store.lock import make_folders
 
-FORMATS = ("npy", "parquet", "safetensors")
+FORMATS = ("npy", "parquet", "safetensors", "features")
 _TAG = "export"
 _NAMES = 1 << 14  # at a time
 _LINE_BREAKS = str.maketrans({"\n": "\\n", "\r": "\\r"})
@@ -95,39 +97,52 @@ class _Export:
         return [self._file("embeddings.safetensors", write), *self._name_files()]
 
     def parquet(self) -> list[Path]:
-        import pyarrow as pa
-        from pyarrow import parquet
-
-        def write(kind: str, values: Iterator[np.ndarray], width: int) -> Callable[[IO[bytes]], None]:
-            named = self._has_names(kind)
-            fields = [("id", pa.int64()), *([("name", pa.string())] if named else [])]
-            schema = pa.schema([*fields, ("vector", pa.list_(pa.float32(), width))])
-
-            def to(file: IO[bytes]) -> None:
-                with parquet.ParquetWriter(file, schema, compression="zstd", use_dictionary=False) as writer:
-                    first = 0
-                    for block in values:
-                        for begin in range(0, len(block), _NAMES):
-                            part = np.ascontiguousarray(block[begin : begin + _NAMES])
-                            columns = [pa.array(np.arange(first, first + len(part)))]
-                            if named:
-                                columns.append(
-                                    pa.array(self._names(kind, first, first + len(part)), pa.string())
-                                )
-                            vectors = pa.FixedSizeListArray.from_arrays(pa.array(part.reshape(-1)), width)
-                            writer.write_table(pa.Table.from_arrays([*columns, vectors], schema=schema))
-                            first += len(part)
-
-            return to
-
-        made = [self._file("entities.parquet", write("entity", self._entities(), self.width))]
+        made = [self._file("entities.parquet", self._table("entity", self._entities(), self.width))]
         relations = self.model.relations
         if relations is not None:
-            values = write("relation", iter([relations]), relations.shape[1])
+            values = self._table("relation", iter([relations]), relations.shape[1])
             made.append(self._file("relations.parquet", values))
         return made
 
+    def features(self) -> list[Path]:
+        write = self._table("entity", self._entities(), self.width, by_name=True)
+        return [self._file("features.parquet", write)]
+
     # What they share
+
+    def _table(
+        self, kind: str, values: Iterator[np.ndarray], width: int, *, by_name: bool = False
+    ) -> Callable[[IO[bytes]], None]:
+        """Returns what writes a Parquet table of vectors.
+
+        Args:
+            values: Blocks of them, float32 [n, width].
+            by_name: Whether names, where there are any, take the place of ids.
+        """
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        named = self._has_names(kind)
+        ids = [] if by_name and named else [("id", pa.int64())]
+        text = pa.int64() if by_name and self.model.buckets.integer_names else pa.string()
+        names = [("id" if by_name else "name", text)] if named else []
+        schema = pa.schema([*ids, *names, ("vector", pa.list_(pa.float32(), width))])
+
+        def to(file: IO[bytes]) -> None:
+            with parquet.ParquetWriter(file, schema, compression="zstd", use_dictionary=False) as writer:
+                first = 0
+                for block in values:
+                    for begin in range(0, len(block), _NAMES):
+                        part = np.ascontiguousarray(block[begin : begin + _NAMES])
+                        last = first + len(part)
+                        columns = [pa.array(np.arange(first, last))] if ids else []
+                        if named:
+                            columns.append(pa.array(self._names(kind, first, last), pa.string()).cast(text))
+                        vectors = pa.FixedSizeListArray.from_arrays(pa.array(part.reshape(-1)), width)
+                        writer.write_table(pa.Table.from_arrays([*columns, vectors], schema=schema))
+                        first = last
+
+        return to
 
     def _entities(self) -> Iterator[np.ndarray]:
         """Yields float32 [n, dim], in order of node ids."""

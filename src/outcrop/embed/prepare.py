@@ -132,6 +132,8 @@ class _Prepare:
             "partitions": self.config.partitions,
             "slices": self.slices,
         }
+        if self.edges.manifest.attributes.get("integer_names"):  # of earlier runs nothing says so
+            attributes["integer_names"] = True
         return Manifest(FORMAT, VERSION, self.arrays, attributes, asdict(self.config), inputs)
 
     def _writer(self, name: str, dtype: str, row_shape: tuple[int, ...] = ()) -> ArrayWriter:

@@ -256,7 +256,7 @@ def test_exported_vectors_are_those_of_the_table_in_order_of_ids(
         assert (out / "relations.txt").read_text().splitlines() == relations
     np.testing.assert_array_equal(vectors, expected)
     np.testing.assert_array_equal(others, trained.relations)
-    with pytest.raises(ArgumentError, match="known: npy, parquet, safetensors"):
+    with pytest.raises(ArgumentError, match="known: npy, parquet, safetensors, features"):
         export(trained, "csv", out)
     with pytest.raises(IoError, match="is a file"):
         export(trained, format, made[0])
