@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -118,7 +119,9 @@ class Stepper:
         self.config, self.relations = config, relations
         self.score: Score = score_function(config.model, config.dim)
         self._workers = runtime.workers
-        self._loss = self._softmax if config.loss == "softmax" else loss_function(config.loss, config.margin)
+        # Not a method of the stepper: it would hold itself, and its memory, until garbage is collected.
+        own = partial(_softmax, runtime.workers) if config.loss == "softmax" else None
+        self._loss = own or loss_function(config.loss, config.margin)
         rows, self._tile, self._span = most_rows(config), tile_queries(config), config.chunk
         try:
             self._held = self._reserve(runtime, batch_bytes(config))
@@ -338,10 +341,6 @@ class Stepper:
         make = self._by_autograd if self.score.product is None else self._product
         return make(ends, to_ends, relations, to_relations)
 
-    def _softmax(self, positive: Tensor, negative: Tensor, to_positive: Tensor) -> float:
-        """Computes :func:`outcrop.embed.losses.softmax`, in one pass."""
-        return _core.softmax(negative.numpy(), positive.numpy(), to_positive.numpy(), self._workers)
-
     def _product(
         self, ends: Ends, to_ends: Ends, relations: list[Tensor], to_relations: list[Tensor]
     ) -> Queries:
@@ -405,3 +404,8 @@ def _regularise(out: Tensor, x: Tensor, config: EmbedConfig, complex_numbers: bo
         out.addcmul_(modulus, x, value=3 * config.n3)
     if config.l2:
         out.add_(x, alpha=2 * config.l2)
+
+
+def _softmax(workers: _core.WorkerPool, positive: Tensor, negative: Tensor, to_positive: Tensor) -> float:
+    """Computes :func:`outcrop.embed.losses.softmax`, in one pass."""
+    return _core.softmax(negative.numpy(), positive.numpy(), to_positive.numpy(), workers)
