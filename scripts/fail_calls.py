@@ -522,6 +522,8 @@ def jobs(made: Path) -> list[Job]:
         Job("embed prepare", copies("t.kg"), ["embed", "prepare", "t.kg", "t.emb", "--partitions", "4", *little],
             files_of("t.emb")),
         Job("embed train", copies("t.kg", "t.emb"), ["embed", "train", "t.emb", *vectors], files_of("t.emb")),
+        Job("embed train ranked", copies("t.kg", "t.emb"),
+            ["embed", "train", "t.emb", *vectors, "--evaluate-every", "1"], files_of("t.emb")),
         Job("embed export", copies("t.kg", "trained.emb"), ["embed", "export", "trained.emb", "--quiet"],
             files_of("trained.emb/export")),
         Job("verify", copies("g.oc", "g.run"), ["verify", "g.run"], files_of("g.oc", "g.run")),

@@ -81,11 +81,11 @@ def fit(buckets: Buckets, run: Path, config, runtime: Runtime, **options) -> Emb
     return made
 
 
-def table_of(run: Path, runtime: Runtime) -> tuple[np.ndarray, np.ndarray | None]:
+def table_of(run: Path, runtime: Runtime, epoch: str = "best") -> tuple[np.ndarray, np.ndarray | None]:
     """float32 [nodes, stride] by node, vectors and optimizer state, and the vectors of relations."""
     from outcrop.embed.model import open_model
 
-    trained = open_model(run, runtime)
+    trained = open_model(run, runtime, epoch)
     try:
         table, division = trained.table, trained.buckets.division
         out = np.empty((trained.num_nodes, table.shape.stride), np.float32)

@@ -29,7 +29,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Buckets that nothing was trained on; tests train on copies."""
     folder = tmp_path_factory.mktemp("embed-ranks")
     triples = random_triples(500, 6, 9000)
-    graph = knowledge_graph(folder, Runtime(), train=triples, test=triples[:600])
+    graph = knowledge_graph(folder, Runtime(), train=triples, test=triples[:600], valid=triples[600:900])
     config = oc.BucketConfig(PARTITIONS, slices=SLICES)
     return oc.embed_prepare(graph, folder / "run", config, progress=False).path.parent
 
@@ -88,6 +88,26 @@ def test_any_number_of_processes_learns_what_one_does(
         assert found["peak_host_bytes"] <= 24 << 20
     assert [e["bytes_sent"] for e in found["epochs"]] == [slices_sent(world) * slab_bytes(run)] * EPOCHS
     assert len([*(run / FOLDER).glob("tables*.bin")]) == world
+
+
+def test_validation_edges_are_ranked_by_all_processes(
+    run: Path, tmp_path: Path, want: dict[str, Any]
+) -> None:
+    """Two processes rank and keep what one does; slices of the best vectors are in files of both."""
+    alone = Path(shutil.copytree(run, tmp_path / "alone"))
+    ranked = ("--evaluate-every", "2", "--candidates", "100")
+    one, two = trained(1, alone, *ranked), trained(2, run, *ranked)
+    assert [r["epoch"] for r in two["rankings"]] == [1, 2]
+    assert two["rankings"] == one["rankings"]
+    assert (two["best_epoch"], two["stopped_early"]) == (one["best_epoch"], False)
+    assert [e["loss"] for e in two["epochs"]] == [e["loss"] for e in want["epochs"]]
+    (kept,) = run.glob("best-*")
+    assert len([*kept.glob("tables*.bin")]) == 2
+    for epoch in ("best", "last"):
+        np.testing.assert_array_equal(
+            table_of(run, Runtime(), epoch)[0], table_of(alone, Runtime(), epoch)[0]
+        )
+    np.testing.assert_array_equal(table_of(run, Runtime(), "last")[0], want["nodes"])
 
 
 def test_one_process_that_swaps_learns_the_same(run: Path, want: dict[str, Any]) -> None:

@@ -30,19 +30,22 @@ from outcrop.embed import export as exporting
 from outcrop.embed import neighbors as nearest
 from outcrop.embed.buckets import Buckets, open_buckets
 from outcrop.embed.model import EmbeddingModel, open_model
-from outcrop.embed.needs import EmbeddingNeeds
+from outcrop.embed.needs import EmbeddingNeeds, RankingNeeds
 from outcrop.embed.prepare import prepare as prepare_buckets
 from outcrop.embed.processes import for_processes, require_same
 from outcrop.embed.sizing import fewest_partitions
 from outcrop.embed.sources import EdgeSource, open_source
 from outcrop.embed.training import EmbeddingTrainer
+from outcrop.embed.validation import Validation
 from outcrop.errors import ArgumentError, OutcropError
 from outcrop.runtime.group import Group, joined
 from outcrop.runtime.observer import Observer
 from outcrop.runtime.progress import Progress, shows_progress
 from outcrop.runtime.runtime import Runtime
 from outcrop.runtime.smallest_budget import naming_smallest
+from outcrop.store.graph import Graph
 from outcrop.store.lock import only_process_in
+from outcrop.store.triples import Triples
 from outcrop.training.processes import usual_threads
 
 
@@ -51,10 +54,18 @@ class EmbedReport:
     """Says what a training did.
 
     Attributes:
+        partitions: Partitions of the buckets.
+        buffer: Partitions that are in memory at a time, where not all are.
         resident: All partitions were in memory.
         resumed_epoch: The epoch at which a checkpoint was gone on from; None from the start.
         epochs: Fields of :class:`outcrop.embed.training.EpochRecord` of each epoch, and edges a second.
         peak_host_bytes: Bytes that were held on a machine at the most, by all of its processes.
+        peak_device_by_tag: Bytes that were held on a GPU at the most, by what they were for.
+        rankings: What the validation edges came to, where they were ranked: fields of
+            :class:`outcrop.embed.rankings.EpochRanks` of each time, those before the checkpoint included.
+        best_epoch: Epoch with the highest mean reciprocal rank; None where none was ranked.
+        stopped_early: Whether ``patience`` ended the training before its last epoch.
+        path: The embedding run.
         ranks: Of several processes: ``world``, ``groups``, and ``peak_host_bytes`` of each.
     """
 
@@ -66,17 +77,33 @@ class EmbedReport:
     peak_host_bytes: int = 0
     peak_device_by_tag: dict[str, int] = field(default_factory=dict)
     ranks: dict[str, Any] = field(default_factory=dict)
+    rankings: list[dict[str, Any]] = field(default_factory=list)
+    best_epoch: int | None = None
+    stopped_early: bool = False
+    path: Path = Path()
 
     def __repr__(self) -> str:
         held = "all" if self.resident else f"{self.buffer} of {self.partitions}"
         loss = f", last loss {self.epochs[-1]['loss']:.4f}" if self.epochs else ""
+        best = next((r["mrr"] for r in self.rankings if r["epoch"] == self.best_epoch), None)
+        ranked = "" if best is None else f", best MRR {best:.4f} after epoch {self.best_epoch}"
         return (
-            f"EmbedReport({len(self.epochs)} epochs{loss}, partitions in memory: {held}, "
+            f"EmbedReport({len(self.epochs)} epochs{loss}{ranked}, partitions in memory: {held}, "
             f"peak memory {format_bytes(self.peak_host_bytes)})"
         )
 
     def as_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
+        return {**vars(self), "path": str(self.path)}
+
+
+EmbeddingRun = str | Path | Buckets | EmbedReport
+"""An embedding run: its folder, or what :func:`embed_prepare` or :func:`embed_train` returned."""
+
+
+def _folder(run: EmbeddingRun) -> Path:
+    if isinstance(run, Buckets):
+        return run.path.parent
+    return run.path if isinstance(run, EmbedReport) else Path(run)
 
 
 _OLD_OF_PREPARE = {
@@ -94,7 +121,7 @@ def _objects_of_prepare(old: dict[str, Any], given: dict[str, Any]) -> dict[str,
 @checks_arguments
 @shows_progress
 def embed_prepare(
-    source: str | Path,
+    source: Graph | Triples | str | Path,
     run: str | Path,
     config: BucketConfig | None = None,
     *,
@@ -106,7 +133,8 @@ def embed_prepare(
     """Sorts the edges of an imported graph or knowledge graph into buckets (:mod:`outcrop.embed.prepare`).
 
     Args:
-        source: Graph or knowledge graph, made by :func:`outcrop.import_graph` or :func:`outcrop.import_triples`.
+        source: Graph or knowledge graph, or the folder of one: made by :func:`outcrop.import_graph` or
+            :func:`outcrop.import_triples`.
         run: Folder of the embedding run to make.
         config: How many partitions there are, and what is held out (:class:`outcrop.BucketConfig`). A number of
             partitions that is left open becomes the least with which vectors of ``dim`` floats can be trained in
@@ -120,6 +148,7 @@ def embed_prepare(
     Raises:
         ArgumentError, BudgetError, FormatError: See the messages.
     """
+    source = source.path if isinstance(source, Graph | Triples) else source
     with Runtime(memory, progress=progress) as runtime:
         config = config or BucketConfig()
         if config.partitions is not None or memory is None:
@@ -200,13 +229,14 @@ def _objects(old: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
+_FEWER_ROWS = "buckets of more partitions, or more slices, need less for a slice"
 _SMALLER = "a lower --batch, --chunk, --negatives, --buffer or --dim, or buckets of more partitions, usually need less"
 
 
 @accepts_old_keywords(_OLD, _objects)
 @checks_arguments
 def embed_train(
-    run: str | Path,
+    run: EmbeddingRun,
     config: EmbedConfig | None = None,
     *,
     limits: Limits | None = None,
@@ -225,7 +255,8 @@ def embed_train(
     Started by torchrun, or where there is a process group of torch.distributed, the processes train one table: each
     has groups of partitions of its own (``EmbedConfig.groups``), which move from process to process between rounds. The
     result is, to the bit, that of one process with as many groups on the same kind of CPU. ``memory`` is that of a
-    machine; every machine has the buckets in ``run``, of the same path, on a disk of its own or on one that all see.
+    machine; every machine has the buckets in ``run``, of the same path, on a disk of its own or on one that all see; on
+    the latter where validation edges are ranked while training.
 
     Args:
         run: Embedding run, made by :func:`embed_prepare`.
@@ -246,7 +277,8 @@ def embed_train(
         epochs: Short for ``config=EmbedConfig(epochs=...)``.
 
     Raises:
-        ArgumentError: The checkpoint is of another configuration, or an option is out of range.
+        ArgumentError: The checkpoint is of another configuration, an option is out of range, or there are no validation
+            edges to rank.
         BudgetError, NumericError, IoError, ChecksumError: See the messages.
     """
     config = config or EmbedConfig()
@@ -256,28 +288,27 @@ def embed_train(
     on_cpu = gpu_named(device) is None
     if io == "gpu" and on_cpu:
         raise ArgumentError(f"io gpu moves partitions of a GPU, device is {device}: leave io as it is")
+    run = _folder(run)
     buckets = open_buckets(run)
     limit = None if limits.memory is None else parse_size(limits.memory)
     with joined(device) as group, watched.watching() as progress, ExitStack() as closing:
-        config = for_processes(config, Path(run), fresh, group)
+        config = for_processes(config, run, fresh, group)
         if not group.alone:
-            if resident or io == "gpu":
-                raise ArgumentError(
-                    "each of several processes holds --buffer partitions of its group, and moves them by the engine: "
-                    "leave --resident and --io gpu out"
-                )
-            require_same(config, buckets, group)
-            torch.set_num_threads(usual_threads(group) or torch.get_num_threads())
+            _begin_together(config, buckets, group, other=resident or io == "gpu")
         with group.together("opening the run"):
             if group.leads:
-                closing.enter_context(only_process_in(Path(run)))
+                closing.enter_context(only_process_in(run))
+        ranking = None if config.ranked_every is None else _ranking(buckets, config, group)
 
         def needs() -> Callable[[int], bool]:
-            return EmbeddingNeeds(buckets, config, resident, group).fits
+            training = EmbeddingNeeds(buckets, config, resident, group)
+            return lambda limit: training.fits(limit) and (ranking is None or ranking.fits(limit))
 
         closing.enter_context(
             naming_smallest(limit if on_cpu else None, needs, "train these embeddings", _SMALLER)
         )
+        if ranking is not None:
+            ranking.require(limit)
         runtime = closing.enter_context(
             Runtime(
                 None if limit is None else limit // group.local_world,
@@ -289,14 +320,16 @@ def embed_train(
         runtime.group = group
         if device == "cuda" and group.local_world > 1:
             device = f"cuda:{group.local_rank}"
-        fit = EmbeddingTrainer(
-            buckets, Path(run), config, runtime, resident=resident, fresh=fresh, checkpoint_seconds=checkpoint_seconds,
-            swaps=swaps, device=DeviceConfig(device, parse_size(limits.gpu_memory)),
-        )  # fmt: skip
-        try:
-            result = fit.run()
-        finally:
-            fit.close()
+
+        def make(first: bool) -> EmbeddingTrainer:
+            return EmbeddingTrainer(
+                buckets, run, config, runtime, resident=resident, fresh=fresh and first,
+                checkpoint_seconds=checkpoint_seconds, swaps=swaps,
+                device=DeviceConfig(device, parse_size(limits.gpu_memory)),
+            )  # fmt: skip
+
+        validated = Validation(run, config, runtime)
+        result = validated.train(make)
         peak, ranks = runtime.budget.peak_bytes, {}
         if not group.alone:
             ranks = {"world": group.world, "groups": config.groups, "peak_host_bytes": group.gather(peak)}
@@ -310,18 +343,45 @@ def embed_train(
             peak,
             dict(runtime.device_peaks),
             ranks,
+            [asdict(ranking) for ranking in validated.rankings],
+            None if validated.best is None else validated.best.epoch,
+            validated.stops and len(result.records) < config.epochs,
+            run,
         )
+
+
+def _begin_together(config: EmbedConfig, buckets: Buckets, group: Group, other: bool) -> None:
+    """Begins the training of several processes.
+
+    Raises:
+        ArgumentError: They do not train the same, or ``other``: it is one that only a single process can do.
+    """
+    if other:
+        raise ArgumentError(
+            "each of several processes holds --buffer partitions of its group, and moves them by the engine: "
+            "leave --resident and --io gpu out"
+        )
+    require_same(config, buckets, group)
+    torch.set_num_threads(usual_threads(group) or torch.get_num_threads())
+
+
+def _ranking(buckets: Buckets, config: EmbedConfig, group: Group) -> RankingNeeds:
+    """Returns what ranking the validation edges holds; ArgumentError where they cannot be ranked while training."""
+    evaluation.held_out(buckets, "valid")
+    group.require_shared(buckets.path)
+    return RankingNeeds(buckets, config, group)
 
 
 @shows_progress
 def embed_eval(
-    run: str | Path,
+    run: EmbeddingRun,
     split: str = "test",
     *,
     filtered: bool = True,
     candidates: int | None = None,
     by_degree: bool = False,
     seed: int = 0,
+    epoch: str = "best",
     memory: Size | None = None,
     progress: Progress | bool = True,
 ) -> evaluation.Metrics:
@@ -336,6 +396,8 @@ def embed_eval(
         candidates: Number of nodes to rank among, drawn with replacement, the same for all edges; None: all nodes.
         by_degree: Whether they are drawn in proportion to degree instead of uniformly.
         seed: Number that decides which are drawn.
+        epoch: ``best``: the vectors of the epoch whose validation edges ranked best, where they were ranked while
+            training, else of the last; or ``last``.
         memory: Bytes, or text such as ``"4GiB"``, that evaluating may take.
         progress: Whether to show progress (:mod:`outcrop.runtime.progress`), or a receiver of it.
 
@@ -343,11 +405,22 @@ def embed_eval(
         ArgumentError: There are no edges in ``split``, or the run has not been trained.
         BudgetError: ``memory`` is too small.
     """
+    run = _folder(run)
     with joined("cpu") as group, ExitStack() as opened:
-        limit = None if memory is None else parse_size(memory) // group.local_world
+        limit = None if memory is None else parse_size(memory)
+
+        def needs() -> Callable[[int], bool]:
+            with _trained(run, epoch, None, None) as trained:
+                return RankingNeeds(
+                    trained.buckets, trained.config, group, evaluation.held_out(trained.buckets, split),
+                    filtered=filtered, by_degree=by_degree and candidates is not None,
+                ).fits  # fmt: skip
+
+        opened.enter_context(naming_smallest(limit, needs, "rank these edges", _FEWER_ROWS))
+        own = None if limit is None else limit // group.local_world
         told = progress if group.leads else None
         with group.together("opening the vectors", patient=True):
-            trained = opened.enter_context(_trained(run, limit, told, usual_threads(group)))
+            trained = opened.enter_context(_trained(run, epoch, own, told, usual_threads(group)))
         trained.runtime.group = group
         return evaluation.evaluate(
             trained, split, filtered=filtered, candidates=candidates, by_degree=by_degree, seed=seed
@@ -356,10 +429,11 @@ def embed_eval(
 
 @shows_progress
 def embed_export(
-    run: str | Path,
+    run: EmbeddingRun,
     format: str = "npy",
     out: str | Path | None = None,
     *,
+    epoch: str = "best",
     memory: Size | None = None,
     progress: Progress | bool = True,
 ) -> list[Path]:
@@ -369,6 +443,7 @@ def embed_export(
         run: Embedding run with a training.
         format: ``npy``, ``parquet`` or ``safetensors``.
         out: Folder for the files; None: ``run/export``.
+        epoch: Whose vectors, ``best`` or ``last``, as in :func:`embed_eval`.
         memory: Bytes, or text such as ``"4GiB"``, that exporting may take.
         progress: Whether to show progress (:mod:`outcrop.runtime.progress`), or a receiver of it.
 
@@ -378,12 +453,19 @@ def embed_export(
     Raises:
         ArgumentError, BudgetError, IoError: See the messages.
     """
-    with _trained(run, memory, progress) as trained:
-        return exporting.export(trained, format, Path(run) / "export" if out is None else Path(out))
+    run = _folder(run)
+    with _trained(run, epoch, memory, progress) as trained:
+        return exporting.export(trained, format, run / "export" if out is None else Path(out))
 
 
 def embed_neighbors(
-    run: str | Path, name: str | int, *, count: int = 10, metric: str = "cosine", memory: Size | None = None
+    run: EmbeddingRun,
+    name: str | int,
+    *,
+    count: int = 10,
+    metric: str = "cosine",
+    epoch: str = "best",
+    memory: Size | None = None,
 ) -> list[tuple[int, str | None, float]]:
     """Finds the nodes whose vectors are nearest to that of node ``name``: a look at what was learned.
 
@@ -392,6 +474,7 @@ def embed_neighbors(
         name: Name of a node, or its id as an integer; as text, too, where nodes have no names.
         count: Number of nodes to find; ``name`` itself is left out.
         metric: ``cosine``, ``dot`` or ``euclidean``.
+        epoch: Whose vectors, ``best`` or ``last``, as in :func:`embed_eval`.
         memory: Bytes, or text such as ``"4GiB"``, that looking may take.
 
     Returns:
@@ -401,7 +484,7 @@ def embed_neighbors(
     Raises:
         ArgumentError: There is no such node or metric.
     """
-    with _trained(run, memory, None) as trained:
+    with _trained(_folder(run), epoch, memory, None) as trained:
         return nearest.neighbors(trained, nearest.find_node(trained, name), count, metric)
 
 
@@ -411,10 +494,10 @@ embed_neighbours = embed_neighbors
 
 @contextmanager
 def _trained(
-    run: str | Path, memory: Size | None, progress: Progress | bool | None, threads: int = 0
+    run: Path, epoch: str, memory: Size | None, progress: Progress | bool | None, threads: int = 0
 ) -> Iterator[EmbeddingModel]:
     with Runtime(memory, progress=progress, threads=threads) as runtime:
-        trained = open_model(run, runtime)
+        trained = open_model(run, runtime, epoch)
         try:
             yield trained
         finally:

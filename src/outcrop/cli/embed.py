@@ -155,6 +155,12 @@ def _buckets(buckets: tuple[tuple[int, int], ...]) -> str:
     return " ".join(f"{i}>{j}" for i, j in buckets)
 
 
+Epoch = Annotated[
+    str,
+    typer.Option(
+        "--epoch", help="Whose vectors: best (by its validation edges, where training ranked them) or last."
+    ),
+]
 RunFolder = Annotated[
     Path, typer.Argument(help="Embedding run, made by outcrop embed prepare.", metavar="RUN")
 ]
@@ -257,10 +263,12 @@ def train(
         common.write_json(json, report.as_dict())
     if quiet:
         return
+    mrr = {ranking["epoch"]: f"{ranking['mrr']:.4f}" for ranking in report.rankings}
     rows = [
         [
             str(e["epoch"]),
             f"{e['loss']:.4f}",
+            *([mrr.get(e["epoch"], "")] if mrr else []),
             f"{e['seconds']:.2f} s",
             f"{e['edges_per_s']:,.0f}",
             f"{sum(e['waits']):.2f} s",
@@ -269,13 +277,18 @@ def train(
         ]
         for e in report.epochs
     ]
-    printing.print_table(["epoch", "loss", "time", "edges/s", "waiting", "read", "written"], rows)
+    ranked = ["valid MRR"] if mrr else []
+    printing.print_table(["epoch", "loss", *ranked, "time", "edges/s", "waiting", "read", "written"], rows)
     held = "all" if report.resident else f"{report.buffer} of {report.partitions}"
     facts: dict[str, object] = {
         "partitions in memory": held,
         "peak memory": format_bytes(report.peak_host_bytes),
     }
-    if report.resumed_epoch is not None:
+    if report.best_epoch is not None:
+        facts["best epoch"] = f"{report.best_epoch}, MRR {mrr[report.best_epoch]} on the validation edges"
+    if report.stopped_early:
+        facts["stopped early"] = "validation got no better for as long as --patience asks"
+    elif report.resumed_epoch is not None:
         facts["training"] = _resumed(report.resumed_epoch, len(report.epochs))
     printing.print_facts(facts)
 
@@ -304,6 +317,7 @@ def evaluate(
     by_degree: Annotated[
         bool, typer.Option("--by-degree", help="Draw them in proportion to degree.")
     ] = False,
+    epoch: Epoch = "best",
     memory: common.Memory = None,
     seed: common.Seed = 0,
     json: common.Json = None,
@@ -324,6 +338,7 @@ def evaluate(
             candidates=candidates,
             by_degree=by_degree,
             seed=seed,
+            epoch=epoch,
             memory=memory,
             progress=progress,
         )
@@ -336,7 +351,9 @@ def evaluate(
         for name, m in {"both": found, **found.sides}.items()
     ]
     printing.print_table(["end looked for", "MRR", "mean rank", *(f"Hits@{k}" for k in found.hits)], rows)
-    printing.print_facts({"ranks": found.protocol, "edges": f"{found.edges:,}"})
+    printing.print_facts(
+        {"ranks": found.protocol, "edges": f"{found.edges:,}", "vectors": f"of epoch {found.epoch}"}
+    )
 
 
 def export(
@@ -346,6 +363,7 @@ def export(
         Path | None,
         typer.Option("--out", help="Folder for the files; default: RUN/export.", metavar="FOLDER"),
     ] = None,
+    epoch: Epoch = "best",
     memory: common.Memory = None,
     json: common.Json = None,
     quiet: common.Quiet = False,
@@ -354,7 +372,7 @@ def export(
     from outcrop.api.embed import embed_export
 
     with common.progress_bars(quiet) as progress:
-        made = embed_export(run, format, out, memory=memory, progress=progress)
+        made = embed_export(run, format, out, epoch=epoch, memory=memory, progress=progress)
     common.write_json(json, {"files": {str(path): path.stat().st_size for path in made}})
     if not quiet:
         printing.print_facts({str(path): format_bytes(path.stat().st_size) for path in made})
@@ -367,6 +385,7 @@ def neighbors(
     ],
     count: Annotated[int, typer.Option("--count", min=1)] = 10,
     metric: Annotated[str, typer.Option("--metric", help="cosine, dot or euclidean.")] = "cosine",
+    epoch: Epoch = "best",
     memory: common.Memory = None,
     json: common.Json = None,
     quiet: common.Quiet = False,
@@ -374,7 +393,7 @@ def neighbors(
     common.load_torch(quiet)
     from outcrop.api.embed import embed_neighbors
 
-    found = embed_neighbors(run, name, count=count, metric=metric, memory=memory)
+    found = embed_neighbors(run, name, count=count, metric=metric, epoch=epoch, memory=memory)
     common.write_json(
         json, {"node": name, "neighbours": [{"id": i, "name": n, "distance": d} for i, n, d in found]}
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,16 +92,16 @@ def _verify_checkpoints(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _verify_embeddings(path: Path, runtime: Runtime) -> dict[str, dict[str, Any]]:
-    """Verifies the sorted edges, and the vectors of the last checkpoint where there are any."""
+    """Verifies the sorted edges, and where there are any the vectors of the last checkpoint, and of the best epoch."""
     from outcrop.embed.checkpoint import CHECKPOINT, FOLDER, FORMAT
-    from outcrop.embed.model import open_model
+    from outcrop.embed.model import EPOCHS, open_model
 
     results = {str(path / BUCKETS): verify_artifact(path / BUCKETS, runtime)}
     if (path / FOLDER / CHECKPOINT).is_file():
-        model = open_model(path, runtime)
-        try:
-            sizes = [vectors.nbytes for _, vectors in model.slices()]
-        finally:
-            model.close()
-        results[str(path / FOLDER)] = {"format": FORMAT, "arrays": len(sizes), "bytes": sum(sizes)}
+        for epoch in reversed(EPOCHS):
+            with closing(open_model(path, runtime, epoch)) as model:
+                if str(model.table.folder) not in results:
+                    sizes = [vectors.nbytes for _, vectors in model.slices()]
+                    told = {"format": FORMAT, "arrays": len(sizes), "bytes": sum(sizes)}
+                    results[str(model.table.folder)] = told
     return results

@@ -95,6 +95,13 @@ class EmbedConfig:
         checkpoint_copy: URI (s3://BUCKET/FOLDER, gs://, abfs://, hdfs://, file:///FOLDER), or a folder that all
             machines see, to which every checkpoint is copied with the vectors that changed; training goes on from there
             where those of a machine are lost. None: checkpoints are on the disks of the machines alone.
+        evaluate_every: Epochs between rankings of the validation edges, filtered; the last epoch always has one. None:
+            never, or with ``patience`` after every epoch. What is learned is the same with and without it.
+        patience: Training ends when they were ranked so many times without a better mean reciprocal rank; None: never.
+        candidates: Nodes that each end is ranked among, drawn uniformly with replacement, the same in every epoch.
+            None: all nodes, which with many of them takes longer than an epoch.
+        keep_best: Whether the vectors of the epoch that ranked best are kept beside those that training goes on from.
+            That takes as much disk as the table, and once more while better ones are written.
     """
 
     model: str = "complex"
@@ -119,14 +126,30 @@ class EmbedConfig:
     seed: int = 0
     groups: int | None = None
     checkpoint_copy: str | Path | None = field(default=None, repr=False)
+    evaluate_every: int | None = None
+    patience: int | None = None
+    candidates: int | None = None
+    keep_best: bool = True
 
     def __post_init__(self) -> None:
         check_types(self)
         is_uri(self.checkpoint_copy or "")  # raises where it has lost a slash
-        counts = ("dim", "epochs", "negatives", "chunk", "batch", "buffer", "sweeps")
+        counts = (
+            "dim",
+            "epochs",
+            "negatives",
+            "chunk",
+            "batch",
+            "buffer",
+            "sweeps",
+            "groups",
+            *_VALIDATION[:3],
+        )
         problems = out_of_range(**{name: getattr(self, name) for name in counts})
-        if self.groups is not None:
-            problems += out_of_range(groups=self.groups)
+        if self.ranked_every is None and (self.candidates is not None or not self.keep_best):
+            problems.append(
+                "candidates and keep_best are about evaluate_every or patience: give one of these, too"
+            )
         if self.optimizer not in ("adagrad", "sgd", "adam"):
             problems.append(f"optimizer {self.optimizer!r} is unknown; known: adagrad, sgd, adam")
         if not 0.0 <= self.by_degree <= 1.0:
@@ -148,12 +171,18 @@ class EmbedConfig:
         if problems:
             raise ArgumentError("; ".join(problems))
 
+    @property
+    def ranked_every(self) -> int | None:
+        """Returns the epochs between rankings of the validation edges; None: they are not ranked."""
+        return self.evaluate_every or (None if self.patience is None else 1)
+
     def as_stored(self) -> dict[str, Any]:
         """Returns the fields that decide what is learned, by the names that they have in checkpoints; one group is what
         those without any have.
         """
         fields = {_STORED.get(name, name): value for name, value in asdict(self).items()}
-        del fields["checkpoint_copy"]
+        for name in ("checkpoint_copy", *_VALIDATION):
+            del fields[name]
         if self.groups in (None, 1):
             del fields["groups"]
         return fields
@@ -182,4 +211,5 @@ class SwapConfig:
         check_row_reads(self.io)
 
 
+_VALIDATION = ("evaluate_every", "patience", "candidates", "keep_best")
 _STORED = {"learning_rate": "rate", "relation_learning_rate": "relation_rate"}  # their names in checkpoints

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from outcrop.embed.buckets import Buckets
 from outcrop.embed.matches import matches
 from outcrop.embed.model import EmbeddingModel
 from outcrop.embed.prepare import HELD_OUT
@@ -21,6 +22,7 @@ from outcrop.embed.scores import SIDES
 from outcrop.errors import ArgumentError
 from outcrop.runtime import memory_tables
 from outcrop.runtime.keyed_random import key_of
+from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import split_name
 
 KS = (1, 3, 10)
@@ -66,7 +68,12 @@ class Ranks:
 
 @dataclass
 class Metrics:
-    """Holds the metrics of both sides together; ``sides`` has each alone. ``protocol``: what the ranks are among."""
+    """Holds the metrics of both sides together; ``sides`` has each alone.
+
+    Attributes:
+        protocol: What the ranks are among.
+        epoch: The one, from 0, that the vectors are of; None: of a side.
+    """
 
     protocol: str
     edges: int
@@ -74,6 +81,7 @@ class Metrics:
     mean_rank: float
     hits: dict[int, float]
     sides: dict[str, Metrics] = field(default_factory=dict)
+    epoch: int | None = None
 
     @classmethod
     def of(cls, protocol: str, ranks: np.ndarray) -> Metrics:
@@ -104,25 +112,10 @@ def evaluate(
         BudgetError: One slice does not fit.
     """
     buckets, runtime = model.buckets, model.runtime
-    split = split_name(split)
-    if split not in HELD_OUT:
-        raise ArgumentError(f"split {split!r} cannot be evaluated: pass valid or test")
-    if not buckets.count(split):
-        raise ArgumentError(
-            f"{buckets.path} holds no {split} edges: import a knowledge graph that has them, or prepare with "
-            f"--{split}-fraction"
-        )
+    split = held_out(buckets, split)
     group = runtime.group
     edges = np.array_split(buckets.array(runtime, split).read(_TAG), group.world)[group.rank]
-    protocol = (
-        ("filtered" if filtered else "raw")
-        + ", among "
-        + (
-            f"{candidates} nodes drawn {'by degree' if by_degree else 'uniformly'}"
-            if candidates
-            else "all nodes"
-        )
-    )
+    protocol = protocol_of(filtered, candidates, by_degree)
     drawn = None if candidates is None else _draw(model, candidates, by_degree, seed)
     room = memory_tables.RANK_SCORES.bytes_of(runtime.budget.free_bytes)
     block = max(min(len(edges), _MOST_EDGES, room // (model.config.dim * 64)), 1)
@@ -137,7 +130,59 @@ def evaluate(
     of_side = {side: np.concatenate([found[side] for found in of_all]) for side in SIDES}
     whole = Metrics.of(protocol, np.concatenate(list(of_side.values())))
     whole.sides = {side: Metrics.of(protocol, found) for side, found in of_side.items()}
+    whole.epoch = model.epochs - 1
     return whole
+
+
+def reserve(
+    buckets: Buckets, split: str, filtered: bool, by_degree: bool, slab_bytes: int, runtime: Runtime
+) -> None:
+    """Reserves what :func:`evaluate` does, in the same order, of a budget whose memory is never touched.
+
+    Args:
+        by_degree: Whether candidates are drawn in proportion to degree.
+        slab_bytes: Bytes of a slice of the table.
+
+    Raises:
+        BudgetError: It has no room.
+    """
+    budget = runtime.budget
+    numbering = buckets.numbering(runtime)  # of the table
+    edges = buckets.array(runtime, split).read(_TAG)
+    if by_degree:
+        drawing = buckets.numbering(runtime)
+        with budget.reserve(_TAG, 32 * buckets.num_nodes):
+            buckets.array(runtime, "degrees").read(_TAG)
+        del drawing
+    budget.reserve("partitions", slab_bytes).release()
+    if filtered:
+        known = None
+        for name in HELD_OUT:
+            if buckets.count(name):
+                known = buckets.array(runtime, name).read(_TAG)
+        starts = buckets.array(runtime, "starts").read("bucket-starts")
+        buckets.array(runtime, "edges").read(_TAG, 0, min(_SCAN_EDGES, buckets.num_edges))
+        del known, starts
+    del numbering, edges
+
+
+def held_out(buckets: Buckets, split: str) -> str:
+    """Returns the name that ``split`` has in the files; ArgumentError where there are no such edges."""
+    split = split_name(split)
+    if split not in HELD_OUT:
+        raise ArgumentError(f"split {split!r} cannot be evaluated: pass valid or test")
+    if not buckets.count(split):
+        raise ArgumentError(
+            f"{buckets.path} holds no {split} edges: import a knowledge graph that has them, or prepare with "
+            f"--{split}-fraction"
+        )
+    return split
+
+
+def protocol_of(filtered: bool, candidates: int | None, by_degree: bool) -> str:
+    """Says what ranks are among."""
+    drawn = f"{candidates} nodes drawn {'by degree' if by_degree else 'uniformly'}"
+    return f"{'filtered' if filtered else 'raw'}, among {drawn if candidates else 'all nodes'}"
 
 
 def _draw(model: EmbeddingModel, count: int, by_degree: bool, seed: int) -> np.ndarray:

@@ -172,7 +172,7 @@ class SplitTable:
     """
 
     def __init__(self, folder: Path, state: TableState, open_file: Callable[[Path], Table]):
-        self._state = state
+        self.folder, self._state = folder, state
         self._tables: dict[int, Table] = {}
         try:
             for number in sorted(state.used or {0}):
@@ -191,6 +191,11 @@ class SplitTable:
         self.division, self.slab_bytes = first.division, first.slab_bytes
         self.shape: RowShape = first.shape
         self.rows_of = first.rows_of
+
+    @property
+    def files(self) -> list[Table]:
+        """Returns the table of each file that has slices."""
+        return list(self._tables.values())
 
     def of(self, part: int) -> Table:
         """Returns the table that has a slice."""

@@ -12,19 +12,22 @@ import numpy as np
 
 from outcrop.config import EmbedConfig, exact_bytes, least_bytes
 from outcrop.embed.buckets import Buckets, open_buckets
-from outcrop.embed.checkpoint import CHECKPOINT, FOLDER, FORMAT, VERSION
+from outcrop.embed.checkpoint import CHECKPOINT, FOLDER, FORMAT, VERSION, Checkpoint
 from outcrop.embed.files import SplitTable, TableState
+from outcrop.embed.rankings import FILE, folder_of_best, read
 from outcrop.embed.scores import Score, score_function
 from outcrop.embed.training import open_table
-from outcrop.errors import BudgetError, ChecksumError, FormatError, IoError
+from outcrop.errors import ArgumentError, BudgetError, ChecksumError, FormatError, IoError
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.lock import in_use
 from outcrop.store.tensors import read_tensors
 
+EPOCHS = ("best", "last")
+
 
 @dataclass(frozen=True)
 class EmbeddingModel:
-    """Reads the vectors of the last checkpoint.
+    """Reads the vectors of a checkpoint.
 
     Attributes:
         relations: float32 [relations, width], reciprocal ones after the others; None without relations.
@@ -92,18 +95,40 @@ class EmbeddingModel:
         self.table.close()
 
 
-def open_model(run: Path | str, runtime: Runtime) -> EmbeddingModel:
-    """Opens the last checkpoint of the embedding run at ``run``.
+def open_model(run: Path | str, runtime: Runtime, epoch: str = "best") -> EmbeddingModel:
+    """Opens what was learned in the embedding run at ``run``.
+
+    Args:
+        epoch: ``best``: where the validation edges were ranked while it was trained, and it did not go on without that,
+            the vectors that did best; else, and for ``last``, those of the last checkpoint.
 
     Raises:
+        ArgumentError: No such epoch.
         FormatError: There is none yet, or it is damaged or of other buckets.
     """
+    if epoch not in EPOCHS:
+        raise ArgumentError(f"epoch {epoch!r} is unknown; known: {', '.join(EPOCHS)}")
     run = Path(run)
     buckets = open_buckets(run)
     path = run / FOLDER / CHECKPOINT
     if not path.is_file():
         raise FormatError(f"{run} holds no trained embeddings: run outcrop embed train {run} first")
     tensors, meta = read_tensors(path, FORMAT, VERSION)
+    stored = read(run) if epoch == "best" else None
+    if (
+        stored is not None
+        and stored.best is not None
+        and stored.counts_at(Checkpoint(tensors, meta).progress[0])
+    ):
+        path = folder_of_best(run, stored.best) / CHECKPOINT
+        if not path.is_file():
+            raise FormatError(
+                f"{path} is missing, which {run / FILE} names: bring it back, or take the last epoch (--epoch last)"
+            )
+        identity = meta.get("identity")
+        tensors, meta = read_tensors(path, FORMAT, VERSION)
+        if meta.get("identity") != identity or meta.get("epoch") != stored.best + 1:
+            raise FormatError(f"{path} is of another training: take the last epoch (--epoch last)")
     try:
         identity = dict(meta["identity"])
         if identity.pop("buckets digest") != buckets.manifest.digest():
@@ -114,7 +139,7 @@ def open_model(run: Path | str, runtime: Runtime) -> EmbeddingModel:
         if relations is not None:
             relations = np.ascontiguousarray(relations[:, : score.relation_width(config.dim)])
         table = SplitTable(
-            run / FOLDER,
+            path.parent,
             TableState.of_stored(meta["table"]),
             lambda path: open_table(buckets, path, config, runtime, read_only=True),
         )

@@ -1,4 +1,4 @@
-"""Which memory budgets are enough to train embeddings, worked out when one was refused.
+"""Which memory budgets are enough to train embeddings, and to rank edges, worked out when one was refused.
 
 A rehearsal reserves what :class:`outcrop.embed.training.EmbeddingTrainer` does, in the same order, from a budget whose
 memory is never touched; nothing is read, and no table is made.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from outcrop.config import EmbedConfig
 from outcrop.embed.buckets import Buckets
 from outcrop.embed.edges import TrainingEdges
+from outcrop.embed.evaluate import reserve
 from outcrop.embed.moves import moving_bytes
 from outcrop.embed.rounds import make_rounds
 from outcrop.embed.schedule import Schedule
@@ -83,3 +84,42 @@ class EmbeddingNeeds:
         budget.reserve("degrees", self._degrees)
         budget.reserve("edges", edges.bytes_of(self._edges) + UNIT_EDGE_BYTES * self._edges)
         del batch, order
+
+
+class RankingNeeds:
+    """Counts what ranking the edges of ``split`` holds (:func:`outcrop.embed.evaluate.evaluate`), on a machine.
+
+    Args:
+        config: Of the vectors.
+        filtered, by_degree: As ``evaluate`` has them; ``by_degree`` where candidates are drawn.
+        group: The processes.
+    """
+
+    def __init__(
+        self,
+        buckets: Buckets,
+        config: EmbedConfig,
+        group: Group,
+        split: str = "valid",
+        *,
+        filtered: bool = True,
+        by_degree: bool = False,
+    ):
+        self._buckets, self._group = buckets, group
+        self._split, self._filtered, self._by_degree = split, filtered, by_degree
+        floats = stride(config, config.dim)
+        self._slab_bytes = 4 * slab_rows(buckets.division, floats) * floats
+
+    def require(self, limit: int | None) -> None:
+        """Raises BudgetError where ``limit`` bytes are not enough; None: there is no limit."""
+        own = None if limit is None else limit // self._group.local_world
+        with Runtime(own, rehearsal=UNCOUNTED) as runtime:
+            reserve(self._buckets, self._split, self._filtered, self._by_degree, self._slab_bytes, runtime)
+
+    def fits(self, limit: int) -> bool:
+        """Tells whether ``limit`` bytes are enough."""
+        try:
+            self.require(limit)
+        except BudgetError:
+            return False
+        return True

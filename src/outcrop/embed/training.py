@@ -252,7 +252,13 @@ class EmbeddingTrainer:
             self.resumed = None if found is None else self._at.epoch
             if copy is not None:
                 stored = copy.take_over(stored)
-            self._tables = ProcessTable(self.folder, stored, self._open, self._group, refused, copy)
+
+            def open_file(
+                path: Path, read_only: bool
+            ) -> Table:  # without the trainer, which then ends with its last use
+                return open_table(buckets, path, config, runtime, read_only=read_only)
+
+            self._tables = ProcessTable(self.folder, stored, open_file, self._group, refused, copy)
             self.table = self._tables.table
             if stored is not None:
                 self._begin_table()
@@ -277,9 +283,6 @@ class EmbeddingTrainer:
         self._counts = np.zeros(buckets.division.parts**2, np.int64)
         self._spans: list[Span] = []
         self._begun = 0.0
-
-    def _open(self, path: Path, read_only: bool) -> Table:
-        return open_table(self.buckets, path, self.config, self.runtime, read_only=read_only)
 
     def _begin_table(self) -> None:
         holders = self.schedule.holders(self._at.epoch, self._at.round) % self._group.world
@@ -367,8 +370,13 @@ class EmbeddingTrainer:
 
     # Training
 
-    def run(self) -> EmbeddingResult:
-        """Trains what is left of ``config.epochs``.
+    @property
+    def finished(self) -> int:
+        """Returns how many epochs were trained, those before the checkpoint included."""
+        return self._at.epoch
+
+    def run(self, until: int | None = None) -> EmbeddingResult:
+        """Trains what is left of ``config.epochs``, or of so many as ``until`` says, with a checkpoint at their end.
 
         Raises:
             NumericError: The loss is infinite or not a number.
@@ -381,7 +389,7 @@ class EmbeddingTrainer:
             self._save(self._at)
         with self.runtime.task("embed", epochs * edges, "edges"):
             progress_of.skip(progress, "embed", min(self._at.epoch, epochs) * edges)
-            for epoch in range(self._at.epoch, epochs):
+            for epoch in range(self._at.epoch, epochs if until is None else min(until, epochs)):
                 with self.runtime.trace.span("embed.epoch", epoch=epoch):
                     self._one_epoch(epoch)
         counts = np.sum(self._group.gather(self._counts), axis=0)

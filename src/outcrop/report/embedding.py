@@ -8,6 +8,8 @@ from typing import Any
 
 from outcrop.embed.buckets import Buckets, open_buckets
 from outcrop.embed.checkpoint import CHECKPOINT, FOLDER, FORMAT, VERSION
+from outcrop.embed.rankings import EpochRanks, RankList
+from outcrop.embed.rankings import read as read_rankings
 from outcrop.embed.training import TIMELINE
 from outcrop.report import charts
 from outcrop.report.charts import Series, Span
@@ -24,13 +26,19 @@ _SHOWN_SWAPS, _SHOWN_SLICES = 12, 3
 
 @dataclass(frozen=True)
 class EmbeddingFacts:
-    """Describes a training of embeddings. ``timeline``: of the last epoch, where it was left."""
+    """Describes a training of embeddings.
+
+    Attributes:
+        timeline: Of the last epoch, where it was left.
+        ranked: What the validation edges came to, where they were ranked.
+    """
 
     path: Path
     buckets: Buckets
     config: Record
     records: list[Record]
     timeline: Record | None
+    ranked: RankList | None
 
 
 def collect(run: Path) -> EmbeddingFacts:
@@ -47,7 +55,7 @@ def collect(run: Path) -> EmbeddingFacts:
         timeline = parse_json((run / FOLDER / TIMELINE).read_bytes())
     except (OSError, ValueError):
         timeline = None
-    return EmbeddingFacts(run, buckets, config, records, timeline)
+    return EmbeddingFacts(run, buckets, config, records, timeline, read_rankings(run))
 
 
 def page(facts: EmbeddingFacts) -> str:
@@ -84,9 +92,13 @@ def page(facts: EmbeddingFacts) -> str:
                 f"written {format_value('bytes', last['bytes_written'])}",
             ),
         ]
+        learning: list[Figure | tuple[str, Table] | str] = [_loss(records)]
+        if facts.ranked is not None and (best := facts.ranked.best_ranking) is not None:
+            learning.append(_ranks(facts.ranked, best))
+            tiles.append(("Best MRR", digits(best.mrr), f"validation edges after epoch {best.epoch}"))
         sections = [
             Section("time", "Time", _time(facts)),
-            Section("learning", "Learning", [_loss(records)]),
+            Section("learning", "Learning", learning),
             *sections,
         ]
     return render(
@@ -215,6 +227,32 @@ def _loss(records: list[Record]) -> Figure:
         "Training loss by epoch",
         Table(["epoch", "loss"], [[str(r["epoch"]), f"{r['loss']:.4f}"] for r in some]),
     )  # fmt: skip
+
+
+def _ranks(ranked: RankList, best: EpochRanks) -> Figure:
+    rankings = ranked.rankings
+    xs, mrr = [one.epoch for one in rankings], [one.mrr for one in rankings]
+    ks = list(best.hits)
+    series = [Series("MRR", "s-c0", mrr)]
+    series += [
+        Series(f"Hits@{k}", f"s-c{number}", [one.hits[k] for one in rankings])
+        for number, k in enumerate(ks, 1)
+    ]
+    some = thinned(rankings, MAX_COLUMNS)
+    return Figure(
+        "ranks",
+        f"The validation edges ranked best after epoch {best.epoch}",
+        lambda width: charts.lines(
+            width, xs, series, kind="number", x_kind="epoch", x_name="epoch", y_name=ranked.protocol
+        ),
+        "Validation by epoch",
+        Table(["epoch", "MRR", *(f"Hits@{k}" for k in ks)], [_numbers(one, ks) for one in some]),
+        legend=[(one.name, one.color) for one in series],
+    )
+
+
+def _numbers(ranking: EpochRanks, ks: list[str]) -> list[str]:
+    return [str(ranking.epoch), f"{ranking.mrr:.4f}", *(f"{ranking.hits[k]:.4f}" for k in ks)]
 
 
 def _ids(slices: list[int]) -> str:

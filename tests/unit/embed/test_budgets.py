@@ -61,6 +61,55 @@ def test_the_smallest_budget_is_named_and_exact(
     trains(run, config, least, **options)
 
 
+@pytest.mark.parametrize(
+    ("prepared", "options"),
+    [
+        ({"partitions": 1}, {}),
+        ({"partitions": 8, "numbering": "degree"}, {"candidates": 50, "by_degree": True}),
+        ({"partitions": 8}, {"filtered": False}),
+        ({"partitions": 8}, {"split": "valid", "candidates": 50, "filtered": False}),
+    ],
+)
+def test_the_smallest_budget_to_rank_edges_is_named_and_exact(prepared, options, tmp_path, make_runtime):
+    triples = random_triples(4000, 4, 40_000)
+    source = knowledge_graph(
+        tmp_path, make_runtime(), train=triples, valid=triples[:900], test=triples[900:2000]
+    )
+    run = tmp_path / "run"
+    buckets_of(source, run, make_runtime(), **prepared)
+    oc.embed_train(run, WIDE, observer=oc.Observer(progress=False))
+    options = {"split": "test", "progress": False, **options}
+    with pytest.raises(
+        oc.BudgetError, match="cannot rank these edges; the smallest budget that can"
+    ) as refused:
+        oc.embed_eval(run, memory=1, **options)
+    least = refused.value.smallest or 0
+    for other in (least // 2, least - 1):
+        with pytest.raises(oc.BudgetError) as again:
+            oc.embed_eval(run, memory=other, **options)
+        assert again.value.smallest == least
+    assert oc.embed_eval(run, memory=least, **options) == oc.embed_eval(run, **options)
+
+
+def test_ranking_while_training_has_room_from_the_start(tmp_path, make_runtime):
+    """Where ranking takes more than training, that is refused before anything is trained."""
+    triples = random_triples(4000, 4, 40_000)
+    source = knowledge_graph(tmp_path, make_runtime(), train=triples, valid=triples[:20_000])
+    run, small = tmp_path / "run", oc.EmbedConfig("dot", dim=8, epochs=2, negatives=5, chunk=4, batch=4)
+    buckets_of(source, run, make_runtime(), partitions=8)
+    ranked = replace(small, evaluate_every=1)
+    with pytest.raises(oc.BudgetError, match="smallest budget") as alone:
+        trains(run, small, 1)
+    with pytest.raises(oc.BudgetError, match="smallest budget") as refused:
+        trains(run, ranked, alone.value.smallest or 0)
+    assert not (run / "tables").exists()
+    least = refused.value.smallest or 0
+    with pytest.raises(oc.BudgetError):
+        trains(run, ranked, least - 1)
+    trains(run, ranked, least)
+    assert len(list(run.glob("best-*"))) == 1
+
+
 def prepare(folder: Path, memory: int) -> None:
     oc.embed_prepare(folder / "kg", folder / "new", partitions=8, memory=memory)
 
