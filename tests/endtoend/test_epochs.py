@@ -50,7 +50,7 @@ def seeds_of(run: Path) -> list[list[int]]:
         sample_set = samples.open_samples(runtime, run / "sample")
         buffer = np.zeros(sample_set.max_record_bytes, np.uint8)
         group = sample_set.group("train")
-        for epoch in range(group.epochs):
+        for epoch in range(group.first_epoch, group.first_epoch + group.epochs):
             batches = [sample_set.read(b, buffer) for b in group.batches(epoch)]
             found.append([int(node) for b in batches for node in b.n_id[: b.num_seeds]])
         sample_set.files.close()
@@ -76,6 +76,45 @@ def test_packed_prepares_every_epoch_in_one_pass_over_the_features(graph: Graph,
     again = trained(graph, epochs=2)  # a run of more epochs does
     assert again.prepare["skipped"] == ["sample", "plan", "pack"]
     assert again.batch_losses == report.batch_losses[: len(again.batch_losses)]
+
+
+def test_a_training_that_goes_on_prepares_the_epochs_to_come(graph: Graph, tmp_path: Path) -> None:
+    """It learns what one does that was never interrupted, and a run that has them is taken as it is."""
+    kept, run = oc.Checkpoints(tmp_path / "kept"), graph.path.with_name("graph.run")
+    trained(graph, epochs=2, checkpoint=kept)
+    of_two = seeds_of(run)
+    longer = trained(graph, epochs=5, checkpoint=kept)
+    assert longer.chosen.startswith("new batches in every epoch: 3 epochs are prepared at once\n")
+    assert (longer.prepared_epochs, longer.distinct_epochs, longer.resumed_from) == (3, 5, 2)
+    assert [e["distinct_batches"] for e in longer.epochs[2:]] == [True] * 3
+    of_three = seeds_of(run)
+    # One that was never interrupted prepares all of them: the same batches.
+    other = small_graph(tmp_path / "other")
+    whole = trained(other, epochs=5)
+    every = seeds_of(other.path.with_name("other.run"))
+    assert [*of_two, *of_three] == every
+    assert longer.batch_losses == whole.batch_losses
+    assert longer.test_accuracy == whole.test_accuracy
+    # Ended within the third of six, it takes the run that has all.
+    half = oc.Checkpoints(tmp_path / "half")
+    trained(other, epochs=2, checkpoint=half)
+    again = trained(other, epochs=4, checkpoint=half)
+    assert "pack" not in again.prepare["stages"]  # nothing was
+    assert (again.prepared_epochs, seeds_of(other.path.with_name("other.run"))) == (5, every)
+    # A training from the start finds the last three of five, and needs all.
+    anew = trained(graph, epochs=5)
+    assert anew.batch_losses == whole.batch_losses
+    assert seeds_of(run) == every
+
+
+def test_a_run_of_later_epochs_is_replayed_from_the_start(graph: Graph, tmp_path: Path) -> None:
+    """As somebody names the run that a longer training has left, and trains anew: it says that it replays."""
+    kept = oc.Checkpoints(tmp_path / "kept")
+    trained(graph, epochs=2, checkpoint=kept)
+    trained(graph, epochs=4, checkpoint=kept)
+    with pytest.warns(OutcropWarning, match="has 2 epochs prepared, 4 are trained"):
+        report = trained(graph, run=graph.path.with_name("graph.run"), epochs=4)
+    assert report.distinct_epochs == 2
 
 
 def test_every_mode_draws_the_same_new_batches(graph: Graph, tmp_path: Path) -> None:

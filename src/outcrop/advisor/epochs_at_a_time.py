@@ -104,12 +104,14 @@ class EpochChoice:
     Attributes:
         limit: Bytes that all files may take: the user's, or nine tenths of what is free.
         why: A line for the user.
+        first: Epoch of the training that those which are prepared at once begin with.
     """
 
     count: int
     wanted: int
     limit: int
     why: str
+    first: int = 0
 
     @property
     def all_at_once(self) -> bool:
@@ -117,24 +119,26 @@ class EpochChoice:
 
 
 def for_training(
-    graph: Graph, sampling: SampleConfig, limits: PlanConfig, epochs: int, run: Path
+    graph: Graph, sampling: SampleConfig, limits: PlanConfig, epochs: int, run: Path, *, begin: int = 0
 ) -> EpochChoice:
-    """Chooses all ``epochs`` in one run where they fit the disk, or else as many as fit one of two sample pools.
+    """Chooses all epochs from ``begin`` to ``epochs`` in one run where they fit the disk, or else as many as fit one of
+    two sample pools.
 
     A run in ``run`` that has these batches already, and maybe more, is taken as it is.
     """
-    limit = disk_limit(run, limits.disk_space)
-    there = epochs_there(graph, sampling, limits, run)
-    if there >= epochs:
-        return EpochChoice(there, epochs, limit, _all(epochs))
-    fits, size = _fitting(graph, sampling, limits, epochs, limit)
-    if fits >= epochs:
-        return EpochChoice(epochs, epochs, limit, _all(epochs, size))
+    limit, left = disk_limit(run, limits.disk_space), epochs - begin
+    there = all_there(graph, sampling, limits, run)
+    if there.start <= begin and epochs <= there.stop:
+        return EpochChoice(len(there), left, limit, _all(left), there.start)
+    fits, size = _fitting(graph, sampling, limits, left, limit)
+    if fits >= left:
+        return EpochChoice(left, left, limit, _all(left, size), begin)
     assert size is not None
-    left = max(limit - size.evaluation, memory_tables.EVALUATION_DISK.bytes_of(limit))
-    pool = memory_tables.POOL_DISK.bytes_of(left)
+    pool = memory_tables.POOL_DISK.bytes_of(
+        max(limit - size.evaluation, memory_tables.EVALUATION_DISK.bytes_of(limit))
+    )
     most = size.fitting(pool)
-    count = -(-epochs // -(-epochs // max(most, 1)))  # equal parts
+    count = -(-epochs // -(-epochs // max(most, 1)))  # equal parts, the same wherever training goes on
     why = (
         f"new batches in every epoch: {count} of {epochs} epochs are prepared at a time, about "
         f"{format_bytes(size.epoch)} each; {format_bytes(limit)} of disk may be taken (--disk-space)"
@@ -197,17 +201,24 @@ def disk_limit(folder: Path, disk_space: int | None) -> int:
 
 def epochs_there(graph: Graph, sampling: SampleConfig, limits: PlanConfig, run: Path) -> int:
     """Returns epochs of the run in ``run``, finished or begun, where all else about it is as asked for; or else 0."""
+    there = all_there(graph, sampling, limits, run)
+    return len(there) if there.start == sampling.first_epoch else 0
+
+
+def all_there(graph: Graph, sampling: SampleConfig, limits: PlanConfig, run: Path) -> range:
+    """Returns which epochs the run in ``run`` has, likewise, whichever it begins with; none: an empty range."""
     try:
         info = runs.read(run)
     except FormatError:  # none, or none that can be read
-        return 0
+        return range(0)
     rates = {"sequential_rate": info.plan.sequential_rate, "random_rate": info.plan.random_rate}
+    first, count = info.sample.first_epoch, info.sample.epochs
     same = (
         info.graph_digest == graph.digest()
-        and info.sample == replace(sampling, epochs=info.sample.epochs)
+        and info.sample == replace(sampling, first_epoch=first, epochs=count)
         and info.plan == replace(limits, **rates)
     )
-    return info.sample.epochs if same else 0
+    return range(first, first + count) if same else range(0)
 
 
 def _fitting(

@@ -94,7 +94,7 @@ def run(
         from outcrop.training.learn import learn
 
         _compare_processors(request, said, group)
-        said.replay(supply.drawn.epochs, epochs, request.run)
+        said.replay(supply.distinct_epochs, epochs, request.run)
         started = time.monotonic()
         runtime = closing.enter_context(_runtime(supply.memory, group, trace, progress))
         recorded = supply.run if group.leads else None
@@ -270,7 +270,7 @@ def _report(
         pools=supply.pools.as_dicts() if supply.pools else [],
         spooled_epochs=supply.spooled_epochs,
         cache_strategy=request.device.cache_strategy,
-        distinct_epochs=min(supply.drawn.epochs, config.epochs),
+        distinct_epochs=min(supply.distinct_epochs, config.epochs),
         prepared_epochs=supply.prepared_epochs,
         model_file=None if request.checkpoints is None else model_file_of(request.checkpoints),
         resumed_from=result.resumed_from,

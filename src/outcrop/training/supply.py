@@ -68,6 +68,15 @@ class BatchSupply:
         return replace(config, epochs=self.request.epochs) if self.request.refresh else config
 
     @property
+    def distinct_epochs(self) -> int:
+        """Counts the epochs that have batches of their own, those before the checkpoint among them where the prepared
+        ones go on after it; others replay some of these.
+        """
+        drawn = self.drawn
+        goes_on = drawn.first_epoch <= (self.request.next_epoch or 0)
+        return drawn.epochs + (drawn.first_epoch if goes_on else 0)
+
+    @property
     def prepared_epochs(self) -> int | None:
         """Counts the epochs that are prepared at a time; None: batches are drawn as they are needed."""
         return None if self.folder is None else self.request.sampling.epochs
@@ -113,7 +122,8 @@ class BatchSupply:
 
 
 def supply_every_epoch(request: BatchRequest, say: Callable[[str], None]) -> BatchSupply:
-    """Prepares batches of its own for every epoch: all in the run beside the graph, or in pools of as many as fit.
+    """Prepares batches of its own for every epoch that is still to be trained: all in the run beside the graph, or in
+    pools of as many as fit.
 
     Args:
         say: Told what was chosen, before anything is prepared.
@@ -123,7 +133,8 @@ def supply_every_epoch(request: BatchRequest, say: Callable[[str], None]) -> Bat
     """
     choice, folder = choose_epochs(request)
     say(choice.why)
-    at_once = replace(request, sampling=replace(request.sampling, epochs=choice.count), refresh=False)
+    prepared = replace(request.sampling, first_epoch=choice.first, epochs=choice.count)
+    at_once = replace(request, sampling=prepared, refresh=False)
     if choice.all_at_once:
         return prepare_supply(at_once, folder, say)
     limits = replace(request.limits, disk_space=choice.limit)
@@ -132,13 +143,13 @@ def supply_every_epoch(request: BatchRequest, say: Callable[[str], None]) -> Bat
             return prepare_supply(replace(at_once, limits=limits, refresh=True), folder)
     except BudgetError as error:
         named = request.limits.disk_space is not None
-        return _sharing(replace(at_once, limits=limits), request.epochs, error, say, named)
+        return _sharing(replace(at_once, limits=limits), error, say, named)
 
 
 def _sharing(
-    request: BatchRequest, epochs: int, refused: BudgetError, say: Callable[[str], None], named: bool
+    request: BatchRequest, refused: BudgetError, say: Callable[[str], None], named: bool
 ) -> BatchSupply:
-    """Prepares batches of all ``epochs`` that share rows, where not even one epoch fits the disk without.
+    """Prepares batches of all epochs to come that share rows, where not even one epoch fits the disk without.
 
     Args:
         named: Whether the user named the limit of the disk; else it is what is free, but for a tenth.
@@ -148,7 +159,8 @@ def _sharing(
             is not about the disk.
     """
     graph, limits, run = request.graph, request.limits, folder_beside(request.graph, ".run")
-    limit = limits.disk_space
+    limit, begin = limits.disk_space, request.next_epoch or 0
+    epochs = request.epochs - begin
     if refused.limit != "disk" or limit is None:
         raise refused
     try:
@@ -157,7 +169,7 @@ def _sharing(
         size = None
     enough = [None if size is None else size.enough]
     if size is None or size.can_share(epochs, limit):
-        every = replace(request.sampling, epochs=epochs)
+        every = replace(request.sampling, first_epoch=begin, epochs=epochs)
         try:
             with giving_up(run):
                 return prepare_supply(replace(request, sampling=every), run, say)
@@ -197,7 +209,9 @@ def supply_of_several(request: BatchRequest, folder: Path, group: Group) -> Batc
 def choose_epochs(request: BatchRequest) -> tuple[epoch_choice.EpochChoice, Path]:
     """Chooses how many epochs with batches of their own are prepared at a time, and the folder of these."""
     run = folder_beside(request.graph, ".run")
-    choice = epoch_choice.for_training(request.graph, request.sampling, request.limits, request.epochs, run)
+    choice = epoch_choice.for_training(
+        request.graph, request.sampling, request.limits, request.epochs, run, begin=request.next_epoch or 0
+    )
     return choice, run if choice.all_at_once else folder_beside(request.graph, ".pools")
 
 
