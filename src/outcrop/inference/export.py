@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, final
+from typing import IO, Any, final
 
 import numpy as np
 
@@ -155,7 +156,7 @@ class _Parquet(_Table):
     """Writes columns ``node`` int64 and ``class`` int64, or ``logits`` or ``embeddings``: lists of D float32.
 
     ``name``, text or int64, comes after ``node`` where nodes have names, ``class_name`` after ``class`` where classes
-    have them.
+    have them. The metadata of lists that have a number for each class name these, as JSON: ``class_names``.
     """
 
     def __init__(
@@ -173,11 +174,13 @@ class _Parquet(_Table):
         super().__init__(file, count, width, what)
         self._width, self._names = width, names
         self._class_names: pa.Array | None = None
-        fields = [("node", pa.int64())]
+        fields: list[Any] = [("node", pa.int64())]
         if names is not None:
             fields.append(("name", names.of(np.zeros(0, np.int64)).type))
         if what != "classes":
-            fields.append((what, pa.list_(pa.float32(), width)))
+            each_class = bool(class_names) and what != "embeddings"
+            told = {"class_names": json.dumps(list(class_names))} if each_class else None
+            fields.append(pa.field(what, pa.list_(pa.float32(), width), metadata=told))
         else:
             fields.append(("class", pa.int64()))
             if class_names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -154,6 +155,8 @@ def test_results_carry_ids_and_class_names(
         oc.infer(graph, out=tmp_path / "logits.parquet", nodes=nodes, **options)
         table = pq.read_table(tmp_path / "logits.parquet")
         assert table.column_names == ["node", "name", "logits"]
+        told = table.schema.field("logits").metadata[b"class_names"]
+        assert json.loads(told) == list(graph.class_names)
         own = dict(zip(ids, rows.tolist(), strict=True))
         assert table["logits"].to_pylist() == [own[name] for name in table["name"].to_pylist()]
 
