@@ -26,6 +26,7 @@ from outcrop.importing.sources.checks import (
     LargestId,
     NumbersAmongNames,
     check_weights,
+    notes_of_classes,
     notes_of_missing,
     one_way_note,
 )
@@ -90,6 +91,7 @@ def import_graph(
         *importing.notes,
         *one_way_note(graph, runtime, config.reverse),
         *notes_of_missing(graph),
+        *notes_of_classes(graph, runtime),
     )
     return graph
 

@@ -11,12 +11,15 @@ from outcrop.errors import ArgumentError
 from outcrop.importing.sources.base import EdgeBlock, EdgeSource, GraphSource, TypedSource
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
+from outcrop.store.graph_types import NodeType
 
 # An id may exceed the number of edges by this factor and this many, unless the number of nodes is given.
 NODES_PER_EDGE, FREE_NODES = 100, 1_000_000
 MAX_FREE_ID = 2**32 - 1  # beyond it the number of nodes has to be given in any case
 _EDGES_LOOKED_AT = 1000
 _ONE_WAY_SHARE = 0.5
+_IDS_AT_A_TIME = 1 << 16
+_CLASSES_NAMED = 3
 _MOSTLY = 0.9  # names that are numbers, so that those that are not look like mistakes
 
 
@@ -197,6 +200,40 @@ def notes_of_missing(graph: Graph) -> list[str]:
                 "fractions, ImportConfig(split_protocol='fractions'))"
             )
     return notes
+
+
+def notes_of_classes(graph: Graph, runtime: Runtime) -> list[str]:
+    """Notes for classes that nodes of validation or test have, and no training node: no model learns them."""
+    notes = []
+    for of in graph.node_types:
+        there = [split for split in ("train", "valid", "test") if graph.has(of.array(split))]
+        if of.label_kind != "class" or not graph.has(of.array("labels")) or "train" not in there:
+            continue
+        counts = {split: _class_counts(graph, of, split, runtime) for split in there}
+        learned = counts.pop("train") > 0
+        others = np.sum([*counts.values(), np.zeros(of.num_classes, np.int64)], axis=0)
+        missing = np.flatnonzero(~learned & (others > 0))
+        if len(missing):
+            shown = [
+                of.class_names[i] if of.class_names else str(i) for i in missing[:_CLASSES_NAMED].tolist()
+            ]
+            more = "" if len(missing) == len(shown) else ", ..."
+            notes.append(
+                f"{len(missing)} of {of.num_classes} classes{f' of {of.name!r}' if of.name else ''} "
+                f"({', '.join(shown)}{more}) are those of {int(others[missing].sum())} nodes of {' and '.join(counts)}, "
+                "and of no training node: a model cannot learn them"
+            )
+    return notes
+
+
+def _class_counts(graph: Graph, of: NodeType, split: str, runtime: Runtime) -> np.ndarray:
+    """Returns how many nodes of a split have each class: ``np.bincount(labels[split], minlength=num_classes)``."""
+    labels, ids = (graph.array(runtime, of.array(name)).memmap() for name in ("labels", split))
+    counts = np.zeros(of.num_classes, np.int64)
+    for at in range(0, len(ids), _IDS_AT_A_TIME):
+        found = labels[ids[at : at + _IDS_AT_A_TIME]]
+        counts += np.bincount(found[found >= 0], minlength=of.num_classes)
+    return counts
 
 
 class NumbersAmongNames:
