@@ -29,7 +29,7 @@ from outcrop.embed import evaluate as evaluation
 from outcrop.embed import export as exporting
 from outcrop.embed import neighbors as nearest
 from outcrop.embed.buckets import Buckets, open_buckets
-from outcrop.embed.model import EmbeddingModel, open_model
+from outcrop.embed.model import EmbeddingModel, open_model, replaced
 from outcrop.embed.needs import EmbeddingNeeds, RankingNeeds
 from outcrop.embed.prepare import prepare as prepare_buckets
 from outcrop.embed.processes import for_processes, require_same
@@ -64,6 +64,7 @@ class EmbedReport:
         rankings: What the validation edges came to, where they were ranked: fields of
             :class:`outcrop.embed.rankings.EpochRanks` of each time, those before the checkpoint included.
         best_epoch: Epoch with the highest mean reciprocal rank; None where none was ranked.
+        best_kept: Whether the vectors of that epoch are kept.
         stopped_early: Whether ``patience`` ended the training before its last epoch.
         path: The embedding run.
         ranks: Of several processes: ``world``, ``groups``, and ``peak_host_bytes`` of each.
@@ -79,6 +80,7 @@ class EmbedReport:
     ranks: dict[str, Any] = field(default_factory=dict)
     rankings: list[dict[str, Any]] = field(default_factory=list)
     best_epoch: int | None = None
+    best_kept: bool = False
     stopped_early: bool = False
     path: Path = Path()
 
@@ -298,7 +300,7 @@ def embed_train(
         with group.together("opening the run"):
             if group.leads:
                 closing.enter_context(only_process_in(run))
-        ranking = None if config.ranked_every is None else _ranking(buckets, config, group)
+        ranking = None if config.ranked_every is None else _ranking(run, buckets, config, group)
 
         def needs() -> Callable[[int], bool]:
             training = EmbeddingNeeds(buckets, config, resident, group)
@@ -308,7 +310,8 @@ def embed_train(
             naming_smallest(limit if on_cpu else None, needs, "train these embeddings", _SMALLER)
         )
         if ranking is not None:
-            ranking.require(limit)
+            with group.together("looking whether ranking fits"):
+                ranking.require(limit)
         runtime = closing.enter_context(
             Runtime(
                 None if limit is None else limit // group.local_world,
@@ -328,7 +331,7 @@ def embed_train(
                 device=DeviceConfig(device, parse_size(limits.gpu_memory)),
             )  # fmt: skip
 
-        validated = Validation(run, config, runtime)
+        validated = Validation(run, config, runtime, fresh=fresh)
         result = validated.train(make)
         peak, ranks = runtime.budget.peak_bytes, {}
         if not group.alone:
@@ -345,6 +348,7 @@ def embed_train(
             ranks,
             [asdict(ranking) for ranking in validated.rankings],
             None if validated.best is None else validated.best.epoch,
+            validated.keeps_best,
             validated.stops and len(result.records) < config.epochs,
             run,
         )
@@ -365,10 +369,14 @@ def _begin_together(config: EmbedConfig, buckets: Buckets, group: Group, other: 
     torch.set_num_threads(usual_threads(group) or torch.get_num_threads())
 
 
-def _ranking(buckets: Buckets, config: EmbedConfig, group: Group) -> RankingNeeds:
+def _ranking(run: Path, buckets: Buckets, config: EmbedConfig, group: Group) -> RankingNeeds:
     """Returns what ranking the validation edges holds; ArgumentError where they cannot be ranked while training."""
     evaluation.held_out(buckets, "valid")
-    group.require_shared(buckets.path)
+    if not all(group.gather(group.sees_folder_of_first(run))):
+        raise ArgumentError(
+            f"the machines do not see the same folder {run}, so that none has all vectors to rank edges by: name one "
+            "on a file system that they share, or leave --evaluate-every and --patience out"
+        )
     return RankingNeeds(buckets, config, group)
 
 
@@ -421,6 +429,8 @@ def embed_eval(
         told = progress if group.leads else None
         with group.together("opening the vectors", patient=True):
             trained = opened.enter_context(_trained(run, epoch, own, told, usual_threads(group)))
+        if len({*group.gather((trained.table.folder.name, trained.at))}) > 1:
+            raise replaced(run)
         trained.runtime.group = group
         return evaluation.evaluate(
             trained, split, filtered=filtered, candidates=candidates, by_degree=by_degree, seed=seed

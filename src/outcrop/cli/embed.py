@@ -208,6 +208,7 @@ _CONFIG = [field.name for field in fields(EmbedConfig)]
 _FLAGS = {
     "learning_rate": ("--learning-rate", "--lr"),
     "relation_learning_rate": ("--relation-learning-rate", "--relation-lr"),
+    "keep_best": ("--keep-best/--no-keep-best",),
 }
 
 
@@ -285,7 +286,10 @@ def train(
         "peak memory": format_bytes(report.peak_host_bytes),
     }
     if report.best_epoch is not None:
-        facts["best epoch"] = f"{report.best_epoch}, MRR {mrr[report.best_epoch]} on the validation edges"
+        kept = "" if report.best_kept else "; its vectors are not kept"
+        facts["best epoch"] = (
+            f"{report.best_epoch}, MRR {mrr[report.best_epoch]} on the validation edges{kept}"
+        )
     if report.stopped_early:
         facts["stopped early"] = "validation got no better for as long as --patience asks"
     elif report.resumed_epoch is not None:
@@ -352,7 +356,11 @@ def evaluate(
     ]
     printing.print_table(["end looked for", "MRR", "mean rank", *(f"Hits@{k}" for k in found.hits)], rows)
     printing.print_facts(
-        {"ranks": found.protocol, "edges": f"{found.edges:,}", "vectors": f"of epoch {found.epoch}"}
+        {
+            "ranks": found.protocol,
+            "edges": f"{found.edges:,}",
+            "vectors": f"{'within' if found.within_epoch else 'of'} epoch {found.epoch}",
+        }
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,14 +95,19 @@ def _verify_checkpoints(folder: Path) -> dict[str, dict[str, Any]]:
 def _verify_embeddings(path: Path, runtime: Runtime) -> dict[str, dict[str, Any]]:
     """Verifies the sorted edges, and where there are any the vectors of the last checkpoint, and of the best epoch."""
     from outcrop.embed.checkpoint import CHECKPOINT, FOLDER, FORMAT
-    from outcrop.embed.model import EPOCHS, open_model
+    from outcrop.embed.model import open_best, open_model
+    from outcrop.embed.rankings import read
 
     results = {str(path / BUCKETS): verify_artifact(path / BUCKETS, runtime)}
-    if (path / FOLDER / CHECKPOINT).is_file():
-        for epoch in reversed(EPOCHS):
-            with closing(open_model(path, runtime, epoch)) as model:
-                if str(model.table.folder) not in results:
-                    sizes = [vectors.nbytes for _, vectors in model.slices()]
-                    told = {"format": FORMAT, "arrays": len(sizes), "bytes": sum(sizes)}
-                    results[str(model.table.folder)] = told
+    if not (path / FOLDER / CHECKPOINT).is_file():
+        return results
+    ranked = read(path)
+    makers = [partial(open_model, path, runtime, "last")]
+    if ranked is not None and ranked.best is not None:
+        makers.append(partial(open_best, path, ranked, runtime))
+    for make in makers:
+        with closing(make()) as model:
+            sizes = [vectors.nbytes for _, vectors in model.slices()]
+            told = {"format": FORMAT, "arrays": len(sizes), "bytes": sum(sizes)}
+            results[str(model.table.folder)] = told
     return results

@@ -101,7 +101,7 @@ class EmbedConfig:
         candidates: Nodes that each end is ranked among, drawn uniformly with replacement, the same in every epoch.
             None: all nodes, which with many of them takes longer than an epoch.
         keep_best: Whether the vectors of the epoch that ranked best are kept beside those that training goes on from.
-            That takes as much disk as the table, and once more while better ones are written.
+            That takes half of what the file of the table does, and as much again while better ones are written.
     """
 
     model: str = "complex"
@@ -148,7 +148,8 @@ class EmbedConfig:
         problems = out_of_range(**{name: getattr(self, name) for name in counts})
         if self.ranked_every is None and (self.candidates is not None or not self.keep_best):
             problems.append(
-                "candidates and keep_best are about evaluate_every or patience: give one of these, too"
+                "candidates (--candidates) and keep_best (--no-keep-best) are about evaluate_every or patience "
+                "(--evaluate-every, --patience): give one of these, too"
             )
         if self.optimizer not in ("adagrad", "sgd", "adam"):
             problems.append(f"optimizer {self.optimizer!r} is unknown; known: adagrad, sgd, adam")

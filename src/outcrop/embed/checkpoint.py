@@ -35,6 +35,11 @@ class Position:
     def of_stored(cls, meta: dict[str, Any]) -> Position:
         return cls(meta["epoch"], meta.get("round", 0), meta["unit"], meta["step"], meta["loss"])
 
+    @property
+    def is_within_epoch(self) -> bool:
+        """Tells whether a part of ``epoch`` was trained."""
+        return self.round > 0 or self.unit > 0
+
     def stored(self) -> dict[str, Any]:
         """Returns plain values; a round only where there are several."""
         return {name: value for name, value in vars(self).items() if value or name != "round"}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from outcrop.embed.matches import matches
 from outcrop.embed.model import EmbeddingModel
 from outcrop.embed.prepare import HELD_OUT
 from outcrop.embed.scores import SIDES
-from outcrop.errors import ArgumentError
+from outcrop.errors import ArgumentError, NumericError
 from outcrop.runtime import memory_tables
 from outcrop.runtime.keyed_random import key_of
 from outcrop.runtime.runtime import Runtime
@@ -72,7 +73,8 @@ class Metrics:
 
     Attributes:
         protocol: What the ranks are among.
-        epoch: The one, from 0, that the vectors are of; None: of a side.
+        epoch: The last one, from 0, that the vectors were trained in; None: of a side.
+        within_epoch: Whether that epoch was not at its end.
     """
 
     protocol: str
@@ -82,6 +84,7 @@ class Metrics:
     hits: dict[int, float]
     sides: dict[str, Metrics] = field(default_factory=dict)
     epoch: int | None = None
+    within_epoch: bool = False
 
     @classmethod
     def of(cls, protocol: str, ranks: np.ndarray) -> Metrics:
@@ -110,27 +113,30 @@ def evaluate(
     Raises:
         ArgumentError: There are no edges in ``split``.
         BudgetError: One slice does not fit.
+        NumericError: A vector is infinite or not a number.
     """
     buckets, runtime = model.buckets, model.runtime
     split = held_out(buckets, split)
     group = runtime.group
-    edges = np.array_split(buckets.array(runtime, split).read(_TAG), group.world)[group.rank]
     protocol = protocol_of(filtered, candidates, by_degree)
-    drawn = None if candidates is None else _draw(model, candidates, by_degree, seed)
-    room = memory_tables.RANK_SCORES.bytes_of(runtime.budget.free_bytes)
-    block = max(min(len(edges), _MOST_EDGES, room // (model.config.dim * 64)), 1)
     ranks: dict[str, list[np.ndarray]] = {side: [] for side in SIDES}
-    with group.together("ranking", patient=True), runtime.task("evaluate", len(edges), "edges"):
-        for start in range(0, len(edges), block):
-            part = edges[start : start + block]
-            for side, found in _Block(model, part).ranks(filtered, drawn).items():
-                ranks[side].append(found.rank)
-            runtime.progress.advance("evaluate", len(part))
+    with group.together("ranking", patient=True):
+        edges = np.array_split(buckets.array(runtime, split).read(_TAG), group.world)[group.rank]
+        drawn = None if candidates is None else _draw(model, candidates, by_degree, seed)
+        room = memory_tables.RANK_SCORES.bytes_of(runtime.budget.free_bytes)
+        block = max(min(len(edges), _MOST_EDGES, room // (model.config.dim * 64)), 1)
+        with runtime.task("evaluate", len(edges), "edges"):
+            for start in range(0, len(edges), block):
+                part = edges[start : start + block]
+                for side, found in _Block(model, part).ranks(filtered, drawn).items():
+                    ranks[side].append(found.rank)
+                runtime.progress.advance("evaluate", len(part))
     of_all = group.gather({side: np.concatenate([*found, np.zeros(0)]) for side, found in ranks.items()})
     of_side = {side: np.concatenate([found[side] for found in of_all]) for side in SIDES}
     whole = Metrics.of(protocol, np.concatenate(list(of_side.values())))
     whole.sides = {side: Metrics.of(protocol, found) for side, found in of_side.items()}
-    whole.epoch = model.epochs - 1
+    whole.within_epoch = model.at.is_within_epoch
+    whole.epoch = model.epochs - (0 if whole.within_epoch else 1)
     return whole
 
 
@@ -147,10 +153,10 @@ def reserve(
         BudgetError: It has no room.
     """
     budget = runtime.budget
-    numbering = buckets.numbering(runtime)  # of the table
+    numbering = _reserve_numbering(buckets, runtime)  # of the table
     edges = buckets.array(runtime, split).read(_TAG)
     if by_degree:
-        drawing = buckets.numbering(runtime)
+        drawing = _reserve_numbering(buckets, runtime)
         with budget.reserve(_TAG, 32 * buckets.num_nodes):
             buckets.array(runtime, "degrees").read(_TAG)
         del drawing
@@ -164,6 +170,14 @@ def reserve(
         buckets.array(runtime, "edges").read(_TAG, 0, min(_SCAN_EDGES, buckets.num_edges))
         del known, starts
     del numbering, edges
+
+
+def _reserve_numbering(buckets: Buckets, runtime: Runtime) -> list[Any]:
+    """Reserves what the numbering of the nodes takes, where it is a list."""
+    if buckets.manifest.config["numbering"] != "degree":
+        return []
+    order = buckets.array(runtime, "order").read("numbering")
+    return [order, runtime.budget.reserve("numbering", 16 * buckets.num_nodes)]
 
 
 def held_out(buckets: Buckets, split: str) -> str:
@@ -206,7 +220,11 @@ class _Block:
     def __init__(self, model: EmbeddingModel, edges: np.ndarray):
         self.model, self.edges = model, edges
         ends = np.concatenate([edges[:, 0], edges[:, -1]])
-        vectors = torch.from_numpy(model.vectors(ends)).double()
+        found = model.vectors(ends)
+        self._require_finite(found)
+        if model.relations is not None:
+            self._require_finite(model.relations)
+        vectors = torch.from_numpy(found).double()
         self.known: dict[str, torch.Tensor] = dict(
             zip(SIDES, vectors.chunk(2), strict=True)
         )  # what the end is looked for with
@@ -252,6 +270,7 @@ class _Block:
     ) -> None:
         """Counts candidates ``vectors``; the pairs of ``edge[i]`` and candidate ``column[i]`` do not count."""
         queries, true = self.queries[side], self.true[side]
+        self._require_finite(vectors)
         for begin in range(0, len(vectors), _CANDIDATES):
             candidates = torch.from_numpy(np.ascontiguousarray(vectors[begin : begin + _CANDIDATES])).double()
             for start in range(0, len(queries), _EDGES):
@@ -268,6 +287,14 @@ class _Block:
                 if inside.any():
                     picked = scores.numpy()[edge[inside] - start, column[inside] - begin]
                     ranks.take_out(edge[inside], picked, true.numpy())
+
+    def _require_finite(self, vectors: np.ndarray) -> None:
+        """Raises NumericError where one is not: it would compare as the best of all."""
+        if not np.isfinite(vectors).all():
+            raise NumericError(
+                f"{self.model.table.folder} has vectors that are infinite or not a number: the training diverged; "
+                f"train again with --fresh and a lower learning rate ({self.model.config.learning_rate})"
+            )
 
     def _own_pairs(self, side: str) -> tuple[np.ndarray, np.ndarray]:
         return np.arange(len(self.edges)), self.truth[side]

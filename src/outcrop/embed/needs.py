@@ -112,8 +112,9 @@ class RankingNeeds:
 
     def require(self, limit: int | None) -> None:
         """Raises BudgetError where ``limit`` bytes are not enough; None: there is no limit."""
-        own = None if limit is None else limit // self._group.local_world
-        with Runtime(own, rehearsal=UNCOUNTED) as runtime:
+        if limit is None:
+            return
+        with Runtime(limit // self._group.local_world, rehearsal=UNCOUNTED) as runtime:
             reserve(self._buckets, self._split, self._filtered, self._by_degree, self._slab_bytes, runtime)
 
     def fits(self, limit: int) -> bool:

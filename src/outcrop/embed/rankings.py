@@ -2,7 +2,7 @@
 
 ``RUN/validation.json`` lists epochs and what they came to. The vectors of the best are in ``RUN/best-E``, E the epoch:
 a checkpoint like that in ``RUN/tables``, with the slices that it names at the same places of files of the same names.
-A folder is whole before the list names its epoch; folders that it does not name go with the next ranking.
+A folder is whole before the list names its epoch; folders that it does not name go when training begins or ranks next.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from outcrop.config.sizes import LARGEST_COUNT
 from outcrop.errors import ChecksumError, FormatError, naming_files
 from outcrop.runtime.parsing import parse_json
 from outcrop.store import manifest as manifests
@@ -40,8 +41,8 @@ class EpochRanks:
 
     @classmethod
     def of_stored(cls, told: dict[str, Any]) -> EpochRanks:
-        hits = {k: float(told["hits"][k]) for k in _HITS}
-        return cls(int(told["epoch"]), float(told["mrr"]), float(told["mean_rank"]), hits)
+        hits = {k: _share(told["hits"][k]) for k in _HITS}
+        return cls(_count(told["epoch"], 0), _share(told["mrr"]), float(told["mean_rank"]), hits)
 
 
 @dataclass
@@ -83,7 +84,7 @@ def read(run: Path) -> RankList | None:
         FormatError, ChecksumError: The file is damaged, or of another version.
     """
     path = run / FILE
-    if not path.exists():
+    if not path.is_file():
         return None
     with naming_files(path):
         content = path.read_bytes()
@@ -95,12 +96,28 @@ def read(run: Path) -> RankList | None:
         if manifests.CHECKSUM not in told or not manifests.is_as_written(told):
             raise ChecksumError(f"{path} says other than was written, it was damaged: {remedy}")
         rankings = [EpochRanks.of_stored(one) for one in told["rankings"]]
-        best = None if told["best"] is None else int(told["best"])
-        return RankList(str(told["protocol"]), int(told["every"]), rankings, best)
+        best = None if told["best"] is None else _count(told["best"], 0)
+        stored = RankList(str(told["protocol"]), _count(told["every"], 1), rankings, best)
+        epochs = [one.epoch for one in rankings]
+        if epochs != sorted({*epochs}) or (best is not None and best not in epochs):
+            raise ValueError(f"epochs {epochs}, best {best}")
+        return stored
     except (FormatError, ChecksumError):  # which say what is wrong themselves
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise FormatError(f"{path} lacks or garbles a field ({error}): {remedy}") from None
+
+
+def _count(told: Any, least: int) -> int:
+    if not isinstance(told, int) or not least <= told <= LARGEST_COUNT:
+        raise ValueError(f"{told!r} is no number of epochs")
+    return told
+
+
+def _share(told: Any) -> float:
+    if not 0.0 <= (share := float(told)) <= 1.0:
+        raise ValueError(f"{told!r} is no share")
+    return share
 
 
 def write(run: Path, stored: RankList) -> None:
@@ -108,11 +125,12 @@ def write(run: Path, stored: RankList) -> None:
     told = {"format": FORMAT, "version": VERSION, **asdict(stored)}
     told[manifests.CHECKSUM] = manifests.checksum_of(told)
     path, content = run / FILE, json.dumps(told, indent=1).encode()
-    if not stored.rankings:
-        path.unlink(missing_ok=True)
-    elif not path.is_file() or path.read_bytes() != content:
+    if not stored.rankings and path.exists():
+        path.unlink()
+        manifests.sync_folder(run)
+    elif stored.rankings and not (path.is_file() and path.read_bytes() == content):
         manifests.write_atomic(path, content)
-    manifests.sync_folder(run)
+        manifests.sync_folder(run)
     named = None if stored.best is None else folder_of_best(run, stored.best)
     for folder in _folders(run):
         if folder != named:

@@ -371,9 +371,9 @@ class EmbeddingTrainer:
     # Training
 
     @property
-    def finished(self) -> int:
-        """Returns how many epochs were trained, those before the checkpoint included."""
-        return self._at.epoch
+    def at(self) -> Position:
+        """Returns how far the training is, by the last checkpoint."""
+        return self._at
 
     def run(self, until: int | None = None) -> EmbeddingResult:
         """Trains what is left of ``config.epochs``, or of so many as ``until`` says, with a checkpoint at their end.

@@ -12,8 +12,12 @@ import pytest
 
 import outcrop as oc
 from embed_support import knowledge_graph, random_triples, table_of
+from outcrop.embed import model as model_of
 from outcrop.embed import rankings, validation
+from outcrop.embed.buckets import open_buckets
+from outcrop.embed.model import EmbeddingModel
 from outcrop.embed.rankings import FILE, EpochRanks, RankList
+from outcrop.embed.training import EmbeddingTrainer
 
 CONFIG = oc.EmbedConfig("distmult", dim=8, epochs=6, negatives=20, chunk=50, batch=200, start=0.1, buffer=2)
 NODES = 300
@@ -154,25 +158,37 @@ def test_what_was_kept_takes_the_disk_of_the_table_once(run, monkeypatch):
     assert blocks <= (kept / "tables.bin").stat().st_size / 2 + 4096
 
 
-@pytest.mark.parametrize("at", ["kept", "named", "removed"])
-def test_a_training_that_ends_in_between_goes_on(run, at, make_runtime, monkeypatch):
-    """Ends like a kill where vectors are half kept, kept but not named, and named while those before are there."""
+@pytest.mark.parametrize("at", ["copied", "kept", "named"])
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_training_that_ends_in_between_goes_on(run, at, number, make_runtime, monkeypatch):
+    """Ends like a kill while vectors are copied; when they are, and are not named; and when they are named, while those
+    before are there: at the first ranking, and at the last, where the same command has nothing left to train."""
     whole = copy_of(run, "whole")
-    want = train(whole, every(1))
+    want = train(whole, every(1), trained={"epochs": 3})
+    assert want.best_epoch == 2
+    left = number
 
-    def end(*_args, **_options):
-        raise KeyboardInterrupt
+    def at_last(real):
+        def end(*args, **options):
+            nonlocal left
+            if at == "copied" or (args[1:] and args[1].rankings):
+                left -= 1
+                if not left:
+                    if at == "named":
+                        monkeypatch.setattr(rankings.shutil, "rmtree", lambda *_a, **_o: None)
+                        real(*args, **options)
+                    raise KeyboardInterrupt
+            return real(*args, **options)
 
-    with monkeypatch.context() as broken:
-        if at == "kept":
-            broken.setattr(validation, "_copy_slices", end)
-        elif at == "named":
-            broken.setattr(validation, "write", end)
-        else:
-            broken.setattr(rankings.shutil, "rmtree", end)
-        with pytest.raises(KeyboardInterrupt):
-            train(run, every(1), **({} if at != "removed" else {"trained": {"epochs": 6}}))
-    got = train(run, every(1))
+        return end
+
+    name = "_copy_slices" if at == "copied" else "write"
+    monkeypatch.setattr(validation, name, at_last(getattr(validation, name)))
+    with pytest.raises(KeyboardInterrupt):
+        train(run, every(1), trained={"epochs": 3})
+    monkeypatch.undo()
+    assert len(list(run.glob("best-*"))) == (1 if number == 1 else 2)
+    got = train(run, every(1), trained={"epochs": 3})
     assert (got.rankings, got.best_epoch) == (want.rankings, want.best_epoch)
     assert {path.name for path in run.iterdir()} == {path.name for path in whole.iterdir()}
     assert (run / FILE).read_bytes() == (whole / FILE).read_bytes()
@@ -180,6 +196,87 @@ def test_a_training_that_ends_in_between_goes_on(run, at, make_runtime, monkeypa
         np.testing.assert_array_equal(
             table_of(run, make_runtime(), epoch)[0], table_of(whole, make_runtime(), epoch)[0]
         )
+
+
+def test_a_disk_that_is_full_leaves_nothing_half_kept(run, monkeypatch):
+    def full(_source, out, _slab):
+        out.touch()
+        raise oc.IoError(28, f"{out}: No space left on device")
+
+    monkeypatch.setattr(validation, "_copy_slices", full)
+    with pytest.raises(oc.IoError, match="No space left"):
+        train(run, every(1))
+    assert sorted(path.name for path in run.iterdir()) == ["buckets", "tables"]
+    monkeypatch.undo()
+    assert train(run, trained={"epochs": 2}).resumed_epoch == 1
+
+
+def test_a_checkpoint_within_an_epoch_is_not_ranked(run, make_runtime):
+    """As of a training without rankings that was killed: edges are ranked when the epoch is at its end."""
+    whole = copy_of(run, "whole")
+    want = train(whole, every(1), trained={"epochs": 3})
+
+    def end(epoch, unit, _loss):
+        if epoch == 1 and unit.number > 3:
+            raise KeyboardInterrupt
+
+    buckets = open_buckets(run)
+    fit = EmbeddingTrainer(
+        buckets, run, CONFIG, make_runtime(), resident=True, checkpoint_seconds=0, on_unit=end
+    )
+    with pytest.raises(KeyboardInterrupt):
+        fit.run()
+    fit.close()
+    found = oc.embed_eval(run, "valid", progress=False)
+    assert (found.epoch, found.within_epoch) == (1, True)
+    got = train(run, every(1), trained={"epochs": 3})
+    assert [one["epoch"] for one in got.rankings] == [1, 2]
+    assert got.rankings == want.rankings[1:]
+
+
+def test_vectors_that_are_no_numbers_do_not_rank(run, monkeypatch):
+    """They would compare as the best of all."""
+    train(run, trained={"epochs": 1})
+    real = EmbeddingModel.slices
+
+    def diverged(model):
+        for first, rows in real(model):
+            rows[0, 0] = np.nan
+            yield first, rows
+
+    monkeypatch.setattr(EmbeddingModel, "slices", diverged)
+    for options in ({}, {"candidates": 2000}):
+        with pytest.raises(oc.NumericError, match="infinite or not a number: the training diverged"):
+            oc.embed_eval(run, "valid", progress=False, **options)
+    with pytest.raises(oc.NumericError, match="diverged"):
+        train(run, every(1))
+    assert not (run / FILE).exists()
+
+
+def test_another_interval_counts_from_then_on(run, monkeypatch):
+    fall_after(0, monkeypatch)
+    train(run, every(1), trained={"epochs": 2})
+    fit_to = {"epochs": 4}
+    with monkeypatch.context() as broken:
+
+        def end(*_args, **_options):
+            raise KeyboardInterrupt
+
+        broken.setattr(validation, "evaluate", end)
+        with pytest.raises(KeyboardInterrupt):
+            train(run, every(5), trained=fit_to)
+    assert oc.embed_eval(run, "valid", progress=False).epoch == 0  # none was left out
+
+
+def test_vectors_are_kept_that_were_not_to_be(run, monkeypatch):
+    """Where they are those of the last checkpoint."""
+    fall_after(9, monkeypatch)
+    without = train(run, every(1, keep_best=False), trained={"epochs": 2})
+    assert (without.best_epoch, without.best_kept) == (1, False)
+    kept = train(run, every(1), trained={"epochs": 2})
+    assert (kept.best_epoch, kept.best_kept) == (1, True)
+    assert kept.rankings == without.rankings
+    assert [path.name for path in run.glob("best-*")] == ["best-1"]
 
 
 def test_other_candidates_do_not_compare(run):
@@ -226,7 +323,7 @@ def test_a_damaged_list_is_named(run, change, error, said):
         with pytest.raises(error, match=rf"validation\.json.*{said}.*remove"):
             call()
     assert oc.embed_eval(run, "valid", epoch="last", progress=False).epoch == 1
-    (run / FILE).unlink()
+    train(run, fresh=True, trained={"epochs": 2})
     assert oc.embed_eval(run, "valid", progress=False).epoch == 1
 
 
@@ -236,6 +333,14 @@ def test_a_list_that_lies_with_its_checksum_is_refused(run):
     for told in (
         RankList("x", 1, [replace(ranking, mrr="high")], 1),
         RankList("x", 1, [replace(ranking, hits=[])], 1),
+        RankList("x", 1, [replace(ranking, mrr=10**400)], 1),
+        RankList("x", 1, [replace(ranking, mrr=float("nan"))], 1),
+        RankList("x", 1, [replace(ranking, epoch=float("inf"))], None),
+        RankList("x", 0, [ranking], 1),
+        RankList("x", 1, [ranking, ranking], 1),
+        RankList("x", 1, [ranking], 10**300),
+        RankList("x", 1, [ranking], -1),
+        RankList("x", 1, [ranking], 0),
         RankList("x", 1, [ranking], "../../tables"),
     ):
         shutil.rmtree(run / "best-1", ignore_errors=True)
@@ -261,7 +366,36 @@ def test_vectors_of_another_training_are_not_taken(run):
     (kept,) = run.glob("best-*")
     shutil.rmtree(kept)
     shutil.copytree(next(other.glob("best-*")), kept)
-    with pytest.raises(oc.FormatError, match="is of another training"):
+    with pytest.raises(oc.FormatError, match=r"is of another training.*--epoch last"):
+        oc.embed_eval(run, "valid", progress=False)
+
+
+@pytest.mark.parametrize("file", ["tables.bin", "checkpoint.safetensors"])
+@pytest.mark.parametrize("missing", [False, True])
+def test_of_damaged_best_vectors_the_last_are_advised(run, file, missing):
+    train(run, every(1), trained={"epochs": 2})
+    (kept,) = run.glob("best-*")
+    if missing:
+        (kept / file).unlink()
+    else:
+        content = bytearray((kept / file).read_bytes())
+        content[next(i for i in range(len(content) // 2, len(content)) if content[i])] ^= 1
+        (kept / file).write_bytes(content)
+    with pytest.raises((oc.FormatError, oc.ChecksumError), match=rf"{kept.name}/{file}.*--epoch last"):
+        oc.embed_eval(run, "valid", progress=False)
+    assert oc.embed_eval(run, "valid", epoch="last", progress=False).epoch == 1
+
+
+def test_a_reader_says_that_vectors_were_replaced(run, monkeypatch):
+    """Between reading the list and opening the vectors, training has found better ones."""
+    train(run, every(1), trained={"epochs": 2})
+    stale = rankings.read(run)
+    train(run, every(1), trained={"epochs": 4})
+    assert stale.best != rankings.read(run).best
+    told = iter([stale, rankings.read(run)])
+    monkeypatch.setattr(model_of, "read", lambda _run: next(told))
+    monkeypatch.setattr(RankList, "counts_at", lambda *_: True)
+    with pytest.raises(oc.IoError, match="another process trains there"):
         oc.embed_eval(run, "valid", progress=False)
 
 
@@ -291,6 +425,7 @@ def test_verify_reads_what_was_kept(run):
     from outcrop.runtime.runtime import Runtime
 
     train(run, every(1), trained={"epochs": 2})
+    train(run, trained={"epochs": 3})  # on without ranking: the best does not count now, and is read
     with Runtime() as runtime:
         found = _verify_embeddings(run, runtime)
         assert [Path(name).name for name in found] == ["buckets", "tables", "best-1"]

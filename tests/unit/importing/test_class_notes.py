@@ -37,8 +37,8 @@ def test_classes_of_no_training_node_are_named(tmp_path, monkeypatch, seed):
     missing = sorted({*others})
     shown = ", ".join(map(str, missing[:3])) + ("" if len(missing) <= 3 else ", ...")
     assert notes(tmp_path, labels, train, valid=valid, test=test) == [
-        f"{len(missing)} of {labels.max() + 1} classes ({shown}) are those of {len(others)} nodes of valid and test, and "
-        "of no training node: a model cannot learn them"
+        f"{len(missing)} of {labels.max() + 1} classes ({shown}) are those of {len(others)} nodes of valid and test, "
+        "and of no training node: a model cannot learn them"
     ]
 
 

@@ -19,6 +19,12 @@ from outcrop.importing.triples import import_triples
 @pytest.mark.parametrize("relations", [0, 3])
 def test_what_is_trained_on_is_counted(tmp_path, make_runtime, monkeypatch, relations, memory):
     monkeypatch.setattr(trained_too, "_MOST_ROWS", 97)
+    searches = []
+    monkeypatch.setattr(
+        trained_too,
+        "_Search",
+        lambda rows, real=trained_too._Search: searches.append(len(rows)) or real(rows),
+    )
     if memory:  # 500 triples take several passes
         monkeypatch.setattr(trained_too, "_ROW_BYTES", 2000)
     random = np.random.default_rng(relations)
@@ -36,6 +42,8 @@ def test_what_is_trained_on_is_counted(tmp_path, make_runtime, monkeypatch, rela
     train = np.concatenate([train, *every])
     folder = write_triples(tmp_path / "text", train=train, valid=valid, test=test)
     made = import_triples(str(folder), tmp_path / "kg", make_runtime(memory))
+    assert sum(searches) == 700
+    assert (len(searches) > 4) == (memory is not None)
     trained = {tuple(row) for row in train.tolist()}
     want = sum(tuple(row) in trained for row in valid.tolist())
     assert 0 < want < 500

@@ -220,8 +220,8 @@ def notes_of_classes(graph: Graph, runtime: Runtime) -> list[str]:
             more = "" if len(missing) == len(shown) else ", ..."
             notes.append(
                 f"{len(missing)} of {of.num_classes} classes{f' of {of.name!r}' if of.name else ''} "
-                f"({', '.join(shown)}{more}) are those of {int(others[missing].sum())} nodes of {' and '.join(counts)}, "
-                "and of no training node: a model cannot learn them"
+                f"({', '.join(shown)}{more}) are those of {int(others[missing].sum())} nodes of "
+                f"{' and '.join(counts)}, and of no training node: a model cannot learn them"
             )
     return notes
 
