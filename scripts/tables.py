@@ -254,6 +254,7 @@ TABLES = {
     "pipeline-gat": Table("pipeline-gat.json", command="outcrop bench pipeline --model gat"),
     "io": Table("io.json", io),
     "quality": Table("quality.json", command="outcrop bench quality"),
+    "quality-few-bits": Table("quality-few-bits.json", command="outcrop bench quality"),
     "embed-quality": Table("embed-quality.json", embeddings, command="python examples/embed/quality.py"),
     "embed-partitions": Table("embed-partitions.json", embeddings),
     "embed-groups": Table("embed-groups.json", embeddings),
