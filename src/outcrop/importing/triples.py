@@ -131,6 +131,7 @@ class _Import:
         self.width = 0
         self.arrays: dict[str, ArraySpec] = {}
         self.attributes: dict[str, int] = {}
+        self.said: list[str] = []
 
     def write(self) -> None:
         """Writes the arrays; where the runtime only measures, they stay empty."""
@@ -155,9 +156,9 @@ class _Import:
         manifests.write(self.work, Manifest(FORMAT, VERSION, self.arrays, self.attributes, config))
 
     def notes(self) -> tuple[str, ...]:
-        """Says, in a sentence for each split, how many of its triples are trained on, where any is."""
+        """Says which first lines are no triples, and of which splits how many triples are trained on."""
         del self.entities, self.relations  # what they hold is free
-        made, notes = open_triples(self.work), []
+        made, notes = open_triples(self.work), list(self.said)
         rows = {split: made.count(split) for split in self.paths if split != "train" and made.count(split)}
         with self.runtime.task("compare", made.count("train") * len(rows), "triples"):
             for split, count in rows.items():
@@ -171,7 +172,10 @@ class _Import:
     def _split(self, split: str, path: Path) -> tuple[ArraySpec, int]:
         """Writes one array; how many triples were left out."""
         table = open_text(path, lambda names: _in_order(names) is not None)
-        columns = _in_order(table.columns) or list(table.columns)
+        ordered = _in_order(table.columns)
+        columns = ordered or list(table.columns)
+        if ordered and path.suffix != ".parquet":
+            self.said.append(f"the first line of {path.name} names its columns: {', '.join(table.columns)}")
         self.width = self.width or len(columns)
         if (columns and len(columns) != self.width) or self.width not in (0, 2, 3):
             raise FormatError(

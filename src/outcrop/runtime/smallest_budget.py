@@ -115,4 +115,6 @@ def naming_least(
             f"a memory budget of {exact_bytes(limit)} cannot {what}; the smallest budget that can is "
             f"{least_bytes(found)}"
         )
-        raise BudgetError(text + (f"; {advice}" if advice else ""), found) from error
+        raise BudgetError(
+            text + (f"; {advice}" if advice else ""), found
+        ) from None  # it says all that matters

@@ -265,6 +265,8 @@ def test_columns_are_taken_by_their_names(
         write(tmp_path / "kg", ending, {"tsv": "\t", "csv": ","}[ending], train=[names, *rows])
     triples = import_triples(str(tmp_path / "kg"), tmp_path / "out", runtime)
     assert named(triples, runtime, "train") == [tuple(row[at] for at in order) for row in rows]
+    told = (f"the first line of train.{ending} names its columns: {', '.join(names)}",)
+    assert triples.notes == (() if ending == "parquet" else told)
 
 
 def test_a_line_that_is_called_otherwise_is_a_triple(tmp_path: Path, runtime: Runtime) -> None:
@@ -276,6 +278,13 @@ def test_a_line_that_is_called_otherwise_is_a_triple(tmp_path: Path, runtime: Ru
     columns = dict(zip(("head", "x", "y"), map(list, zip(*rows, strict=True)), strict=True))
     pq.write_table(pa.table(columns), tmp_path / "p" / "train.parquet")
     assert named(import_triples(str(tmp_path / "p"), tmp_path / "o", runtime), runtime, "train") == rows
+
+
+def test_a_quote_that_is_not_closed_is_named(tmp_path: Path, runtime: Runtime) -> None:
+    (tmp_path / "kg").mkdir()
+    (tmp_path / "kg" / "train.csv").write_text('a,r,b\n"c d,r,e\nf,r,g\n')
+    with pytest.raises(FormatError, match=r"train\.csv.*a quote that is not closed.*as \.tsv"):
+        import_triples(str(tmp_path / "kg"), tmp_path / "out", runtime)
 
 
 def test_quotes_of_csv_stand_around_cells(tmp_path: Path, runtime: Runtime) -> None:

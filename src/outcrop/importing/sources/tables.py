@@ -107,7 +107,9 @@ class Table(ABC):
     ) -> Iterator[pa.RecordBatch]: ...
 
     def _no_table(self, error: Exception) -> str:
-        return f"{self.name} cannot be read as a table: {error}"
+        text = str(error).replace("\n", "\\n")
+        quote = '; a quote that is not closed takes the lines after it into its cell: write "" for it, or save as .tsv'
+        return f"{self.name} cannot be read as a table: {text}{quote if chr(34) in text else ''}"
 
     def _misfit(self, columns: list[str], size: int, rows: int, dtype: pa.DataType | None) -> str | None:
         """Returns what the first cell is that could not be read, and what helps; None = not known."""
