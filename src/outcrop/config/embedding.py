@@ -80,6 +80,7 @@ class EmbedConfig:
         optimizer: ``adagrad``, ``sgd`` or ``adam`` (row-wise).
         learning_rate: Step size of the optimizer.
         relation_learning_rate: Step size of relation vectors; None: the same.
+        decay: Share of the training, at its end, over which both step sizes fall linearly to 0; 0: they stay the same.
         start: Standard deviation of the first vectors; None: 1e-3, and 1 / sqrt(dim) where scores are distances.
         reciprocal: Relations have other vectors when the source is looked for (Lacroix et al. 2018).
         n3: Weight of the regulariser for each edge: of the sum of cubes of moduli (nuclear 3-norm).
@@ -116,6 +117,7 @@ class EmbedConfig:
     optimizer: Literal["adagrad", "sgd", "adam"] = "adagrad"
     learning_rate: float = 0.1
     relation_learning_rate: float | None = None
+    decay: float = 0.0
     start: float | None = None
     reciprocal: bool = False
     n3: float = 0.0
@@ -153,8 +155,7 @@ class EmbedConfig:
             )
         if self.optimizer not in ("adagrad", "sgd", "adam"):
             problems.append(f"optimizer {self.optimizer!r} is unknown; known: adagrad, sgd, adam")
-        if not 0.0 <= self.by_degree <= 1.0:
-            problems.append(f"by_degree {self.by_degree} is not in [0, 1]")
+        problems += _no_shares(by_degree=self.by_degree, decay=self.decay)
         rates = {
             "learning rate": self.learning_rate,
             "relation learning rate": self.relation_learning_rate,
@@ -186,7 +187,13 @@ class EmbedConfig:
             del fields[name]
         if self.groups in (None, 1):
             del fields["groups"]
+        if not self.decay:  # as it was before there was any
+            del fields["decay"]
         return fields
+
+    def rate_share(self, progress: float) -> float:
+        """Returns what the learning rates are times, where ``progress`` in [0, 1) of the training lies behind."""
+        return min((1.0 - progress) / self.decay, 1.0) if self.decay else 1.0
 
     @classmethod
     def from_stored(cls, fields: dict[str, Any]) -> EmbedConfig:
@@ -210,6 +217,10 @@ class SwapConfig:
 
     def __post_init__(self) -> None:
         check_row_reads(self.io)
+
+
+def _no_shares(**given: float) -> list[str]:
+    return [f"{name} {value} is not in [0, 1]" for name, value in given.items() if not 0.0 <= value <= 1.0]
 
 
 _VALIDATION = ("evaluate_every", "patience", "candidates", "keep_best")

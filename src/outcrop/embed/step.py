@@ -110,13 +110,17 @@ def one_pass_bytes(config: EmbedConfig, slots: int) -> int:
 
 
 class Stepper:
-    """Trains batches on a table of rows. Holds the buffers that a batch needs under the tag ``embed-batch``."""
+    """Trains batches on a table of rows. Holds the buffers that a batch needs under the tag ``embed-batch``.
+
+    Attributes:
+        rate_share: What the learning rates of the batches to come are times.
+    """
 
     device = torch.device("cpu")
     ahead = 0  # batches that are begun before the loss of one is asked for
 
     def __init__(self, config: EmbedConfig, relations: Relations | None, runtime: Runtime):
-        self.config, self.relations = config, relations
+        self.config, self.relations, self.rate_share = config, relations, 1.0
         self.score: Score = score_function(config.model, config.dim)
         self._workers = runtime.workers
         # Not a method of the stepper: it would hold itself, and its memory, until garbage is collected.
@@ -133,8 +137,8 @@ class Stepper:
         self._gradients = torch.empty(rows, config.dim, device=self.device)
         self._scores = torch.empty(0 if self._one_pass else self._tile * config.negatives, device=self.device)
         self._relation_rows: Any = None if relations is None else relations.rows
-        self._nodes = self._options(config.learning_rate)
-        self._edges = self._options(config.relation_learning_rate or config.learning_rate)
+        self._rates = (config.learning_rate, config.relation_learning_rate or config.learning_rate)
+        self._nodes, self._edges = map(self._options, self._rates)
 
     def _open_one_pass(self, runtime: Runtime) -> _core.SoftmaxCompare | None:
         """Opens what makes scores, loss and gradients in one pass; None where that is done in another way."""
@@ -194,7 +198,8 @@ class Stepper:
             self._take(self._relation_rows, batch.relation_ids, r)
             gr = torch.zeros_like(r)
         loss = self._losses((x, gx), (r, gr), batch, len(source), sizes, span)
-        self._nodes.step = self._edges.step = step
+        for options, rate in zip((self._nodes, self._edges), self._rates, strict=True):
+            options.step, options.rate = step, rate * self.rate_share
         self._step(rows, batch.ids, gx, self._nodes)
         if gr is not None:
             self._step(self._relation_rows, batch.relation_ids, gr, self._edges)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -496,7 +497,8 @@ class EmbeddingTrainer:
         """
         runtime, buffer, schedule = self.runtime, self.buffer, self.schedule
         units = list(schedule.units(epoch, turn, number))
-        done = sum(unit.num_edges for unit in units[:skip])
+        sizes = [unit.num_edges for unit in units]
+        done, progress = sum(sizes[:skip]), partial(self._progress, epoch, turn, sum(sizes))
         progress_of.skip(runtime.progress, "embed", done)
         leaving: set[int] = set()
         if self._moves is not None:
@@ -523,7 +525,7 @@ class EmbeddingTrainer:
             if pool is None or pool[0] != unit.pool:
                 pool = (unit.pool, self._pool(unit.pool))
             started = time.perf_counter()
-            loss = self._train(epoch, unit, pool[1], loss, done)
+            loss = self._train(epoch, unit, pool[1], loss, done, progress)
             self._spans.append(
                 (started - self._begun, time.perf_counter() - self._begun, len(unit.pieces), unit.num_edges)
             )
@@ -540,6 +542,12 @@ class EmbeddingTrainer:
         buffer.leave(leaving)
         self._offer(leaving)
         return loss
+
+    def _progress(self, epoch: int, turn: int, edges: int, done: int) -> float:
+        """Returns the share of the training that lies behind a group which has trained ``done`` of its ``edges`` in a
+        round of an epoch.
+        """
+        return (epoch + (turn + done / edges) / self.schedule.rounds) / self.config.epochs
 
     def _begin_swap(self, swap: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
         self._wait_for(swap[1])
@@ -576,9 +584,20 @@ class EmbeddingTrainer:
             ]
         return Pool(slices, self.buckets.division, degrees)
 
-    def _train(self, epoch: int, unit: TrainUnit, pool: Pool, loss: float, done: int) -> float:
+    def _train(
+        self,
+        epoch: int,
+        unit: TrainUnit,
+        pool: Pool,
+        loss: float,
+        done: int,
+        progress: Callable[[int], float],
+    ) -> float:
         """Trains one unit. ``loss``: the sum over the ``done`` edges of this epoch before; that with those of this
         unit.
+
+        Args:
+            progress: Returns the share of the training behind so many edges of this epoch.
         """
         config, buffer, seed = self.config, self.buffer, self.config.seed
         if not unit.num_edges:
@@ -589,6 +608,7 @@ class EmbeddingTrainer:
             order = random.permutation(len(source))
             buffer.touch(*unit.pool)  # negatives are in all of them
             begun: deque[tuple[Callable[[], float], int]] = deque()
+            before = done
             for number, at in enumerate(range(0, len(source), config.batch)):
                 batch = order[at : at + config.batch]
                 negatives = []
@@ -597,6 +617,7 @@ class EmbeddingTrainer:
                     part, row = pool.draw(config.negatives, (int(key[0]), int(key[1])), config.by_degree)
                     negatives.append(buffer.base[part] + row)
                 self._step += 1
+                self._stepper.rate_share = config.rate_share(progress(before + at))
                 told = self._stepper.start(
                     buffer.rows,
                     source[batch],

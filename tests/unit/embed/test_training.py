@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import outcrop._core as _core
 from embed_support import buckets_of, fit, knowledge_graph, random_triples, table_of
-from outcrop import _core
 from outcrop.api.embed import embed_prepare, embed_train
 from outcrop.config import EmbedConfig, SwapConfig
 from outcrop.embed import schedule as schedules
@@ -49,7 +49,7 @@ def same(a, b):
 @pytest.mark.parametrize(
     ("partitions", "options"),
     [
-        (8, {}),
+        (8, {"decay": 0.7}),
         (8, {"order": "legend", "optimizer": "adam", "learning_rate": 0.01}),
         (5, {"order": "beta", "reciprocal": True, "n3": 0.01, "by_degree": 0.5}),
         (9, {"order": "cover", "model": "distmult", "optimizer": "sgd", "learning_rate": 0.01}),
@@ -126,7 +126,7 @@ def test_the_first_vectors_do_not_depend_on_the_partitions(tmp_path, make_runtim
 @pytest.mark.parametrize("resident", [True, False])
 def test_going_on_equals_no_interruption(tmp_path, make_runtime, source, resident, monkeypatch):
     monkeypatch.setattr(schedules, "UNIT_EDGES", 80)
-    runtime, config = make_runtime(), replace(CONFIG, sweeps=2)
+    runtime, config = make_runtime(), replace(CONFIG, sweeps=2, decay=0.6)
     whole = tmp_path / "whole"
     buckets = buckets_of(source, whole, runtime, 6, slices=2)
     expected = fit(buckets, whole, config, runtime, resident=resident)
@@ -149,6 +149,49 @@ def test_going_on_equals_no_interruption(tmp_path, make_runtime, source, residen
     assert again.resumed is not None
     assert [r.loss for r in again.records] == pytest.approx([r.loss for r in expected.records], rel=1e-12)
     same(table_of(run, runtime), table_of(whole, runtime))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.4, 1.0])
+def test_learning_rates_fall_over_the_share_at_the_end(tmp_path, make_runtime, source, decay, monkeypatch):
+    """Both of them, by the edges that lie behind, in every batch; what a step does with them is the step's."""
+    rates, real = [], _core.step_rows
+
+    def step_rows(table, width, ids, gradients, options, workers):
+        rates.append(options.rate)
+        return real(table, width, ids, gradients, options, workers)
+
+    monkeypatch.setattr(_core, "step_rows", step_rows)
+    runtime, config = (
+        make_runtime(),
+        replace(CONFIG, epochs=4, decay=decay, learning_rate=0.2, relation_learning_rate=0.05),
+    )
+    run = tmp_path / "run"
+    buckets = buckets_of(source, run, runtime, 5, slices=2)
+    trained = fit(buckets, run, config, runtime, resident=False)
+    behind = []
+    for epoch in range(4):
+        for unit in trained.schedule.units(epoch):
+            behind += [
+                epoch * 1500 + sum(behind_of(trained, epoch, unit)) + at
+                for at in range(0, unit.num_edges, 64)
+            ]
+    progress = np.array(behind) / 6000
+    want = np.minimum((1 - progress) / decay, 1.0) if decay else np.ones(len(behind))
+    np.testing.assert_allclose(rates[0::2], 0.2 * want, rtol=1e-6)
+    np.testing.assert_allclose(rates[1::2], 0.05 * want, rtol=1e-6)
+    assert (min(rates) < 0.05 * 0.1) == (decay > 0)
+
+
+def behind_of(trained, epoch, unit):
+    return [other.num_edges for other in trained.schedule.units(epoch) if other.number < unit.number]
+
+
+def test_a_decay_is_a_share(tmp_path):
+    for wrong in (-0.1, 1.5, float("nan")):
+        with pytest.raises(ArgumentError, match="decay"):
+            replace(CONFIG, decay=wrong)
+    assert "decay" not in CONFIG.as_stored()  # checkpoints of before there was any go on
+    assert EmbedConfig.from_stored(replace(CONFIG, decay=0.5).as_stored()).decay == 0.5
 
 
 class Stop(Exception):
