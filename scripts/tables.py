@@ -258,6 +258,7 @@ TABLES = {
     "embed-quality": Table("embed-quality.json", embeddings, command="python examples/embed/quality.py"),
     "embed-partitions": Table("embed-partitions.json", embeddings),
     "embed-groups": Table("embed-groups.json", embeddings),
+    "embed-decay": Table("embed-decay.json", embeddings),
     "embed": Table("embed.json", embedding_speed, command="outcrop bench embed"),
     "embed-large": Table("embed-large.json"),
     "orders": Table("orders.json"),
