@@ -18,7 +18,14 @@ from outcrop.loading.ranks import Ranks
 from outcrop.loading.run_loader import RunLoader
 from outcrop.loading.sessions import Sessions
 from outcrop.loading.sources import EVERY_EPOCH, SourceRequest, drawn_source
-from outcrop.loading.stores import DiskData, DiskFeatureStore, DiskGraphStore, open_data, stores
+from outcrop.loading.stores import (
+    DiskData,
+    DiskFeatureStore,
+    DiskGraphStore,
+    DiskHeteroData,
+    open_data,
+    stores,
+)
 from outcrop.nn.convs import Data
 from outcrop.store.graph import Graph, open_graph
 
@@ -26,11 +33,26 @@ __all__ = [
     "DiskData",
     "DiskFeatureStore",
     "DiskGraphStore",
+    "DiskHeteroData",
     "NeighborLoader",
     "open_data",
     "stores",
     "to_pyg",
 ]
+
+_ELSEWHERE = {
+    "LinkNeighborLoader": "for predicting links prepare a run with SampleConfig(task='link') and take the batches of "
+    "its loader(), which have edge_label_index and edge_label (docs/questions.md)",
+    "HGTLoader": "NeighborLoader draws batches of graphs with types, and the model may be hgt",
+    "ImbalancedSampler": "class_weights of TrainConfig, or of your loss, weigh classes",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ELSEWHERE:
+        raise ImportError(f"outcrop.pyg has no {name}: {_ELSEWHERE[name]}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 _SUBGRAPHS = {"directional": "neighbor", "bidirectional": "neighbor", "induced": "shadow"}
 
@@ -41,8 +63,10 @@ class NeighborLoader(RunLoader):
     A script needs two other lines: this import, and ``data = open_data(path)``. Batches have NeighborLoader's fields
     (:class:`outcrop.loading.run_loader.RunLoader` says which; ``y`` is that of the seeds alone, so
     ``batch.y[:batch.batch_size]`` works as before), drawn by Outcrop's keyed sampler: the same ``seed`` gives the same
-    batches, each iteration others. Rows are read within ``memory``; what is hot stays in it, as in mode ``online``. For
-    many epochs, :func:`outcrop.prepare` and its :meth:`outcrop.Run.loader` read a fraction of the bytes.
+    batches, each iteration others. Rows are read within ``memory``; what is hot stays in it, as in mode ``online``. The
+    tensors of a batch lie in buffers that are used again: keep a copy (``x.clone()``) of what is to outlive the next
+    batches, also for ``list(loader)``. For many epochs, :func:`outcrop.prepare` and its :meth:`outcrop.Run.loader` read
+    a fraction of the bytes.
 
     Args:
         data: What :func:`open_data`, :func:`outcrop.open_graph` or :func:`stores` gives, or the graph's folder.
@@ -77,7 +101,7 @@ class NeighborLoader(RunLoader):
 
     def __init__(
         self,
-        data: DiskData | Graph | str | Path | tuple[DiskFeatureStore, DiskGraphStore],
+        data: DiskData | DiskHeteroData | Graph | str | Path | tuple[DiskFeatureStore, DiskGraphStore],
         num_neighbors: Sequence[int],
         input_nodes: ArrayLike | str | None = None,
         input_time: None = None,
@@ -151,7 +175,7 @@ class NeighborLoader(RunLoader):
 def _graph_of(data: Any) -> Graph:
     if isinstance(data, tuple) and len(data) == 2 and isinstance(data[1], DiskGraphStore):
         return data[1].graph
-    if isinstance(data, DiskData):
+    if isinstance(data, DiskData | DiskHeteroData):
         return data.graph
     if isinstance(data, Graph):
         return data

@@ -264,6 +264,12 @@ class _Import:
             "duplicates_dropped": result.duplicates_dropped,
             "self_loops_dropped": result.self_loops_dropped,
         }
+        if result.duplicates_dropped and self.config.keep_duplicates is None and not reverse:
+            self.notes.append(
+                f"{result.duplicates_dropped:,} of {listed:,} edges join nodes that another one joins, and were dropped"
+                f"{', with their weights' if source.weighted else ''}; --keep-duplicates (keep_duplicates=True) keeps "
+                "them"
+            )
         return result.num_nodes
 
     def _add_edges(self, builder: _core.CscBuilder, keep_self_loops: bool) -> LargestId:

@@ -105,8 +105,8 @@ def what_is_scored(
         return ScoringRequest(stack.to(devices.resolve(device)), how, asked, *known)
     if method == "layerwise" or asked is None:
         raise ArgumentError(
-            f"the model cannot be computed layer by layer: {why}; give fanouts to score it in sampled batches "
-            "(method 'sampled')"
+            f"the model cannot be computed layer by layer: {why}; give fanouts to score it in sampled batches, as "
+            "sampling=InferSampling(fanouts=(-1, -1)) has all neighbors of two hops"
         )
     return ScoringRequest(
         WholeModel(model, graph.feature_dim), "sampled", asked, graph.label_kind, graph.class_names

@@ -14,6 +14,7 @@ from outcrop.nn.convs import EdgeAttr, EdgeLayout, FeatureStore, GraphStore, Ten
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.decode import decode
 from outcrop.store.graph import Graph, open_graph, split_name
+from outcrop.store.graph_types import NodeType
 
 _NAMES = {"x": "features", "y": "labels"}
 
@@ -139,16 +140,17 @@ def _split(mask: str) -> str:
 
 class DiskData:
     """Offers a graph on disk under the names that scripts for torch_geometric's ``Data`` ask for, rows and edges left
-    there.
+    there. Read only.
 
     Attributes:
         y: Labels, as torch_geometric has them; in memory.
         train_mask, val_mask, test_mask: bool [N], in memory; only those that the graph has.
     """
 
+    graph: Graph
+
     def __init__(self, graph: Graph):
-        self.graph = graph
-        self._tables = DiskFeatureStore(graph)
+        self.__dict__.update(graph=graph, _tables=DiskFeatureStore(graph))
 
     def __getattr__(self, name: str) -> Any:
         if name == "y" or name.endswith("_mask"):
@@ -156,9 +158,10 @@ class DiskData:
                 return self._tables.get_tensor(group_name=None, attr_name=name, index=None)
             except KeyError as error:
                 raise AttributeError(str(error)) from None
-        raise AttributeError(
-            f"a graph on disk has no {name!r}: batches of outcrop.pyg.NeighborLoader have it"
-        )
+        raise AttributeError(_what_has(name))
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise AttributeError(_not_to_be_set(name))
 
     @property
     def num_nodes(self) -> int:
@@ -176,14 +179,136 @@ class DiskData:
     def num_node_features(self) -> int:
         return self.graph.feature_dim
 
+    @property
+    def num_classes(self) -> int:
+        return self.graph.num_classes
+
     def __repr__(self) -> str:
         return f"DiskData({self.graph!r})"
 
 
-def open_data(path: str | Path) -> DiskData:
-    """Opens the graph at ``path`` in place of a ``Data`` object.
+class DiskNodes:
+    """Offers the nodes of one type of a :class:`DiskHeteroData`. Read only.
+
+    Attributes:
+        y: Labels; in memory.
+        train_mask, val_mask, test_mask: bool [num_nodes], in memory; only those that the nodes have.
+    """
+
+    _graph: Graph
+    _of: NodeType
+
+    def __init__(self, graph: Graph, of: NodeType):
+        self.__dict__.update(_graph=graph, _of=of)
+
+    def __getattr__(self, name: str) -> Any:
+        graph, of = self._graph, self._of
+        array = of.array("labels" if name == "y" else _split(name) if name.endswith("_mask") else name)
+        if name != "y" and not name.endswith("_mask"):
+            raise AttributeError(_what_has(name))
+        if not graph.has(array):
+            raise AttributeError(f"nodes {of.name!r} of {graph.path} have no {name}")
+        with Runtime() as runtime:
+            if name == "y":
+                return torch.from_numpy(np.array(graph.array(runtime, array).memmap()))
+            mask = torch.zeros(of.num_nodes, dtype=torch.bool)
+            mask[torch.from_numpy(graph.array(runtime, array).read("split"))] = True
+            return mask
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise AttributeError(_not_to_be_set(name))
+
+    @property
+    def num_nodes(self) -> int:
+        return self._of.num_nodes
+
+    @property
+    def num_classes(self) -> int:
+        return self._of.num_classes
+
+    @property
+    def num_features(self) -> int:
+        """Returns the width of the features; 0 where the nodes have none."""
+        array = self._of.array("features")
+        return self._graph.spec(array).shape[1] if self._graph.has(array) else 0
+
+    def __repr__(self) -> str:
+        return f"DiskNodes({self._of.name!r}, num_nodes={self.num_nodes})"
+
+
+class DiskHeteroData:
+    """Offers a graph with types on disk under the names that scripts for torch_geometric's ``HeteroData`` ask for:
+    ``data["paper"].train_mask``, ``data.metadata()``. Read only.
+    """
+
+    graph: Graph
+
+    def __init__(self, graph: Graph):
+        self.__dict__["graph"] = graph
+
+    @property
+    def node_types(self) -> list[str]:
+        return [of.name for of in self.graph.node_types]
+
+    @property
+    def edge_types(self) -> list[tuple[str, str, str]]:
+        return [of.key for of in self.graph.edge_types]
+
+    def metadata(self) -> tuple[list[str], list[tuple[str, str, str]]]:
+        """Returns names of node types and keys of edge types, as ``to_hetero`` takes them."""
+        return self.node_types, self.edge_types
+
+    @property
+    def num_nodes(self) -> int:
+        return self.graph.num_nodes
+
+    @property
+    def num_edges(self) -> int:
+        return self.graph.num_edges
+
+    def __getitem__(self, node_type: str) -> DiskNodes:
+        for of in self.graph.node_types:
+            if of.name == node_type:
+                return DiskNodes(self.graph, of)
+        raise KeyError(
+            f"{node_type!r} is no node type of {self.graph.path}; known: {', '.join(self.node_types)}"
+        )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"{_what_has(name)}; nodes of a type are data[NAME]")
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        raise AttributeError(_not_to_be_set(name))
+
+    def __repr__(self) -> str:
+        return f"DiskHeteroData({self.graph!r})"
+
+
+_IN_BATCHES = ("x", "edge_index", "edge_attr", "edge_weight", "n_id", "e_id", "input_id", "batch_size")
+
+
+def _what_has(name: str) -> str:
+    """Says where else a script finds what a graph on disk does not have."""
+    where = (
+        "batches of outcrop.pyg.NeighborLoader have it"
+        if name in _IN_BATCHES
+        else "what belongs to nodes and was not imported can be a tensor of yours, of which a batch wants the rows n_id"
+    )
+    return f"a graph on disk has no {name!r}: {where}"
+
+
+def _not_to_be_set(name: str) -> str:
+    return (
+        f"a graph on disk cannot be changed, and batches would not have this {name!r}: import a graph with it, or take "
+        "the rows batch.n_id of a tensor of yours"
+    )
+
+
+def open_data(path: str | Path) -> DiskData | DiskHeteroData:
+    """Opens the graph at ``path`` in place of a ``Data`` object, or of a ``HeteroData`` where it has types.
 
     Raises:
         FormatError: There is none.
     """
-    return DiskData(open_graph(path))
+    graph = open_graph(path)
+    return DiskHeteroData(graph) if graph.is_typed else DiskData(graph)

@@ -61,6 +61,7 @@ class _Survey:
     columns: int | None = None
     text: bool = False
     dtype: np.dtype = field(default_factory=lambda: np.dtype(np.int64))
+    gaps: bool = False
     whole: bool = True
     binary: bool = True
     words: set[str] = field(default_factory=set)
@@ -86,6 +87,7 @@ class _Survey:
         if block.ndim == 2:
             self.columns = block.shape[1]
         known = block[~np.isnan(block)] if block.dtype.kind == "f" else block
+        self.gaps = self.gaps or len(known) < len(block)
         self.binary = self.binary and bool(np.isin(known, (-1, 0, 1, UNKNOWN_MULTILABEL)).all())
         if block.dtype.kind == "f":
             self.whole = self.whole and bool((known == np.floor(known)).all())
@@ -295,7 +297,13 @@ def write_labels(
         survey.add(labels.name, _squeezed(block), runtime)
     kind = survey.kind(labels.name, wanted)
     if kind == "class":
-        return _write_classes(labels, num_nodes, survey, runtime, work, class_names)
+        stored = _write_classes(labels, num_nodes, survey, runtime, work, class_names)
+        if wanted is None and survey.dtype.kind == "f" and not survey.gaps:
+            stored.notes.append(
+                f"labels are whole numbers of type {survey.dtype}, and taken for classes: label kind regression "
+                "(--label-kind regression, ImportConfig(label_kind='regression')) takes them for numbers"
+            )
+        return stored
     columns = survey.columns
     if kind == "multilabel" and columns is None:
         columns = 1
@@ -318,7 +326,12 @@ def write_labels(
     attributes: dict[str, Any] = {"num_classes": count, "label_kind": kind}
     if class_names and len(class_names) == count:
         attributes["class_names"] = list(class_names)
-    what = f"multi-label, {count} classes" if kind == "multilabel" else f"regression, {count} target(s)"
+    targets = (
+        "regression, one target: batch.y is [n], not [n, 1]"
+        if columns is None
+        else f"regression, {count} targets"
+    )
+    what = f"multi-label, {count} classes" if kind == "multilabel" else targets
     return StoredLabels(writer.finish(), attributes, [f"labels are {what}"])
 
 

@@ -144,12 +144,14 @@ def data_parts(name: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], tup
     """
     given = {key: value for key, value in given.items() if value is not None}
     shape: Any = getattr(given.get("edge_attr"), "shape", ())
+    taken: tuple[str, ...] = ()
     if "edge_weight" not in given and len(shape) and prod(shape) == shape[0]:
         given["edge_weight"] = given.pop("edge_attr").reshape(-1)
+        taken = (f"edge_attr of {name} has one column, which is taken as edge weights (edge_weight)",)
     kinds = {key: _kind_in_data(key, given) for key in given}
     left = [str(key) for key, kind in kinds.items() if kind is None]
     notes = (f"parts of {name} that are not imported: {', '.join(left)}",) if left else ()
-    return _named({kind: given[key] for key, kind in kinds.items() if kind is not None}), notes
+    return _named({kind: given[key] for key, kind in kinds.items() if kind is not None}), (*notes, *taken)
 
 
 def notes_of_splits(name: str, parts: Mapping[str, Any], split_index: int) -> tuple[str, ...]:
