@@ -112,9 +112,39 @@ def test_a_run_of_later_epochs_is_replayed_from_the_start(graph: Graph, tmp_path
     kept = oc.Checkpoints(tmp_path / "kept")
     trained(graph, epochs=2, checkpoint=kept)
     trained(graph, epochs=4, checkpoint=kept)
-    with pytest.warns(OutcropWarning, match="has 2 epochs prepared, 4 are trained"):
-        report = trained(graph, run=graph.path.with_name("graph.run"), epochs=4)
-    assert report.distinct_epochs == 2
+    again = oc.Checkpoints(tmp_path / "again")
+    for epochs in (4, 5):  # and goes on
+        with pytest.warns(OutcropWarning, match=f"has 2 epochs prepared, {epochs} are trained"):
+            report = trained(graph, run=graph.path.with_name("graph.run"), epochs=epochs, checkpoint=again)
+        assert report.distinct_epochs == 2
+        assert [e["distinct_batches"] for e in report.epochs[-epochs:]][:4] == [True, True, False, False]
+
+
+def test_a_training_in_pools_goes_on_in_pools(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where what is left would fit the disk at once: the pools are there, and take disk."""
+    size = epoch_choice.EpochBytes(200 << 10, 100 << 10, 0, 0)  # four at once, or two in each of two pools
+    monkeypatch.setattr(epoch_choice, "most_bytes", lambda *_: size)
+    monkeypatch.setattr(epoch_choice, "measured_bytes", lambda *_: size)
+    options: dict[str, Any] = {"epochs": 6, "disk_space": "1000KiB", "mode": "packed"}
+
+    class Stop(oc.Callback):
+        def on_epoch(self, epoch: int, values: dict[str, Any]) -> None:
+            if epoch == 3:
+                raise KeyboardInterrupt
+
+    whole = trained(small_graph(tmp_path / "other"), **options)
+    assert whole.prepared_epochs == 2
+    kept = oc.Checkpoints(tmp_path / "kept")
+    with pytest.raises(KeyboardInterrupt):
+        trained(graph, **options, checkpoint=kept, callbacks=[Stop()])
+    watch = _Most(tmp_path)
+    report = trained(graph, **options, checkpoint=kept, progress=watch)
+    assert (report.prepared_epochs, report.resumed_from) in ((2, 3), (2, 4))
+    assert not graph.path.with_name("graph.run").exists()
+    assert watch.most <= 1000 << 10
+    assert report.batch_losses[-4:] == whole.batch_losses[-4:]
 
 
 def test_every_mode_draws_the_same_new_batches(graph: Graph, tmp_path: Path) -> None:

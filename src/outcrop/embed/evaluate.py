@@ -221,7 +221,8 @@ class _Block:
         self.model, self.edges = model, edges
         ends = np.concatenate([edges[:, 0], edges[:, -1]])
         found = model.vectors(ends)
-        self._require_finite(found)
+        for begin in range(0, len(found), _CANDIDATES):
+            self._require_finite(found[begin : begin + _CANDIDATES])
         if model.relations is not None:
             self._require_finite(model.relations)
         vectors = torch.from_numpy(found).double()
@@ -270,8 +271,8 @@ class _Block:
     ) -> None:
         """Counts candidates ``vectors``; the pairs of ``edge[i]`` and candidate ``column[i]`` do not count."""
         queries, true = self.queries[side], self.true[side]
-        self._require_finite(vectors)
         for begin in range(0, len(vectors), _CANDIDATES):
+            self._require_finite(vectors[begin : begin + _CANDIDATES])
             candidates = torch.from_numpy(np.ascontiguousarray(vectors[begin : begin + _CANDIDATES])).double()
             for start in range(0, len(queries), _EDGES):
                 part = slice(start, min(start + _EDGES, len(queries)))

@@ -126,7 +126,8 @@ def write(run: Path, stored: RankList) -> None:
     told[manifests.CHECKSUM] = manifests.checksum_of(told)
     path, content = run / FILE, json.dumps(told, indent=1).encode()
     if not stored.rankings and path.exists():
-        path.unlink()
+        with naming_files(path):
+            path.unlink(missing_ok=True)
         manifests.sync_folder(run)
     elif stored.rankings and not (path.is_file() and path.read_bytes() == content):
         manifests.write_atomic(path, content)

@@ -202,10 +202,11 @@ class DiskNodes:
         self.__dict__.update(_graph=graph, _of=of)
 
     def __getattr__(self, name: str) -> Any:
-        graph, of = self._graph, self._of
-        array = of.array("labels" if name == "y" else _split(name) if name.endswith("_mask") else name)
-        if name != "y" and not name.endswith("_mask"):
+        split = _split(name) if name.endswith("_mask") else None
+        if name != "y" and split not in SPLITS:  # also what copying asks for before there is anything
             raise AttributeError(_what_has(name))
+        graph, of = self._graph, self._of
+        array = of.array("labels" if split is None else split)
         if not graph.has(array):
             raise AttributeError(f"nodes {of.name!r} of {graph.path} have no {name}")
         with Runtime() as runtime:
@@ -271,8 +272,17 @@ class DiskHeteroData:
             if of.name == node_type:
                 return DiskNodes(self.graph, of)
         raise KeyError(
-            f"{node_type!r} is no node type of {self.graph.path}; known: {', '.join(self.node_types)}"
+            f"{node_type!r} is no node type of {self.graph.path}; known: {', '.join(self.node_types)}; edges stay on "
+            "disk, batches have them"
         )
+
+    def __contains__(self, node_type: object) -> bool:
+        return node_type in self.node_types
+
+    __iter__ = None  # there is nothing to go through: node_types has the names
+
+    def __setitem__(self, name: str, value: Any) -> NoReturn:
+        raise AttributeError(_not_to_be_set(name))
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(f"{_what_has(name)}; nodes of a type are data[NAME]")

@@ -48,9 +48,10 @@ def choose_parts(request: BatchRequest, learning: LearningTask) -> PartChoice | 
     run = folder_beside(graph, ".run")
     if limits.memory is None or sampling.sampler == EXTERNAL or not spool.epochs_left(request):
         return None
-    wanted = request.epochs if request.refresh else sampling.epochs
     limit = epochs_at_a_time.disk_limit(run, limits.disk_space)
-    if epochs_at_a_time.epochs_there(graph, sampling, limits, run) >= wanted:
+    there = epochs_at_a_time.all_there(graph, sampling, limits, run)
+    begin, stop = (request.next_epoch or 0, request.epochs) if request.refresh else (0, sampling.epochs)
+    if there.start <= begin and stop <= there.stop:
         return None
     try:
         parts, concurrent = 0, request.concurrent

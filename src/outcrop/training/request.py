@@ -8,7 +8,7 @@ from pathlib import Path
 from outcrop import device as devices
 from outcrop.advisor.auto import is_auto
 from outcrop.advisor.choose import SpoolDecision
-from outcrop.advisor.epochs_at_a_time import epochs_there, most_bytes, num_batches
+from outcrop.advisor.epochs_at_a_time import all_there, most_bytes, num_batches
 from outcrop.config import Checkpoints, DeviceConfig, ModelConfig, Refresh, TrainConfig
 from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import ArgumentError, BudgetError
@@ -165,7 +165,7 @@ class TrainRequest:
             or small
             or asked.next_epoch is None
             or asked.sampling.sampler == EXTERNAL
-            or epochs_there(graph, asked.sampling, asked.limits, folder_beside(graph, ".run"))
+            or all_there(graph, asked.sampling, asked.limits, folder_beside(graph, ".run"))
         ):
             return self
         drawn = self.drawn

@@ -37,6 +37,7 @@ class BatchSupply:
         pools: Sample pools; None where the batches are not refreshed in pools.
         report: Report of what was prepared; None where nothing was.
         spooled_epochs: Number of epochs that mode ``online`` spools at a time; 0: none.
+        behind: Number of epochs that were trained before the prepared ones, on batches of their own.
     """
 
     request: BatchRequest
@@ -45,6 +46,7 @@ class BatchSupply:
     pools: Pools | None = None
     report: PrepareReport | None = None
     spooled_epochs: int = 0
+    behind: int = 0
 
     @property
     def memory(self) -> int | None:
@@ -69,12 +71,8 @@ class BatchSupply:
 
     @property
     def distinct_epochs(self) -> int:
-        """Counts the epochs that have batches of their own, those before the checkpoint among them where the prepared
-        ones go on after it; others replay some of these.
-        """
-        drawn = self.drawn
-        goes_on = drawn.first_epoch <= (self.request.next_epoch or 0)
-        return drawn.epochs + (drawn.first_epoch if goes_on else 0)
+        """Counts the epochs that have batches of their own, those behind included; others replay some of these."""
+        return self.behind + self.drawn.epochs
 
     @property
     def prepared_epochs(self) -> int | None:
@@ -84,7 +82,7 @@ class BatchSupply:
     def counters(self, epoch: int) -> dict[str, Any]:
         """Says of a trained epoch whether its batches are its own, and how long its part of preparing took."""
         return {
-            "distinct_batches": self.drawn.epoch_number("train", epoch) == epoch,
+            "distinct_batches": epoch < self.distinct_epochs,
             "prepare_seconds": self._prepare_seconds(epoch),
         }
 
@@ -136,7 +134,7 @@ def supply_every_epoch(request: BatchRequest, say: Callable[[str], None]) -> Bat
     prepared = replace(request.sampling, first_epoch=choice.first, epochs=choice.count)
     at_once = replace(request, sampling=prepared, refresh=False)
     if choice.all_at_once:
-        return prepare_supply(at_once, folder, say)
+        return replace(prepare_supply(at_once, folder, say), behind=choice.first)
     limits = replace(request.limits, disk_space=choice.limit)
     try:
         with giving_up(folder):
@@ -172,7 +170,7 @@ def _sharing(
         every = replace(request.sampling, first_epoch=begin, epochs=epochs)
         try:
             with giving_up(run):
-                return prepare_supply(replace(request, sampling=every), run, say)
+                return replace(prepare_supply(replace(request, sampling=every), run, say), behind=begin)
         except BudgetError as error:
             if error.limit != "disk":
                 raise
@@ -207,12 +205,16 @@ def supply_of_several(request: BatchRequest, folder: Path, group: Group) -> Batc
 
 
 def choose_epochs(request: BatchRequest) -> tuple[epoch_choice.EpochChoice, Path]:
-    """Chooses how many epochs with batches of their own are prepared at a time, and the folder of these."""
-    run = folder_beside(request.graph, ".run")
+    """Chooses how many epochs with batches of their own are prepared at a time, and the folder of these.
+
+    A training that went from pool to pool goes on so: its pools are there, and take disk.
+    """
+    run, pools = (folder_beside(request.graph, suffix) for suffix in (".run", ".pools"))
+    begin = 0 if pools.exists() else request.next_epoch or 0
     choice = epoch_choice.for_training(
-        request.graph, request.sampling, request.limits, request.epochs, run, begin=request.next_epoch or 0
+        request.graph, request.sampling, request.limits, request.epochs, run, begin=begin
     )
-    return choice, run if choice.all_at_once else folder_beside(request.graph, ".pools")
+    return choice, run if choice.all_at_once else pools
 
 
 def folder_beside(graph: Graph, suffix: str) -> Path:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -82,6 +86,26 @@ def test_nothing_can_be_set(typed: tuple[HeteroData, DiskHeteroData], tmp_path: 
             with pytest.raises(AttributeError, match=f"cannot be changed.*'{name}'.*batch.n_id"):
                 setattr(one, name, torch.zeros(20))
     assert torch.equal(opened.y, plain.y)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_copies_are_as_good(typed: tuple[HeteroData, DiskHeteroData], copied: Callable[[Any], Any]) -> None:
+    """As Lightning makes them."""
+    want, found = typed
+    assert copied(found).metadata() == want.metadata()
+    assert torch.equal(copied(found["paper"]).y, want["paper"].y)
+
+
+def test_probes_of_other_libraries_get_answers(typed: tuple[HeteroData, DiskHeteroData]) -> None:
+    _, found = typed
+    assert "paper" in found
+    assert "venue" not in found
+    for name in ("labels_mask", "features_mask", "x", "__array__"):
+        assert not hasattr(found["paper"], name)
+    with pytest.raises(TypeError, match="not iterable"):
+        iter(found)
+    with pytest.raises(AttributeError, match="cannot be changed"):
+        found["paper"] = 1
 
 
 def test_loaders_that_are_not_here_say_what_is() -> None:

@@ -20,6 +20,7 @@ _EDGES_LOOKED_AT = 1000
 _ONE_WAY_SHARE = 0.5
 _IDS_AT_A_TIME = 1 << 16
 _CLASSES_NAMED = 3
+_MOST_CLASSES = 1 << 20  # that are counted
 _MOSTLY = 0.9  # names that are numbers, so that those that are not look like mistakes
 
 
@@ -209,6 +210,8 @@ def notes_of_classes(graph: Graph, runtime: Runtime) -> list[str]:
         there = [split for split in ("train", "valid", "test") if graph.has(of.array(split))]
         if of.label_kind != "class" or not graph.has(of.array("labels")) or "train" not in there:
             continue
+        if of.num_classes > _MOST_CLASSES:
+            continue
         counts = {split: _class_counts(graph, of, split, runtime) for split in there}
         learned = counts.pop("train") > 0
         others = np.sum([*counts.values(), np.zeros(of.num_classes, np.int64)], axis=0)
@@ -232,7 +235,7 @@ def _class_counts(graph: Graph, of: NodeType, split: str, runtime: Runtime) -> n
     counts = np.zeros(of.num_classes, np.int64)
     for at in range(0, len(ids), _IDS_AT_A_TIME):
         found = labels[ids[at : at + _IDS_AT_A_TIME]]
-        counts += np.bincount(found[found >= 0], minlength=of.num_classes)
+        np.add.at(counts, found[found >= 0], 1)
     return counts
 
 
