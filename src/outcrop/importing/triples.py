@@ -160,6 +160,8 @@ class _Import:
         del self.entities, self.relations  # what they hold is free
         made, notes = open_triples(self.work), list(self.said)
         rows = {split: made.count(split) for split in self.paths if split != "train" and made.count(split)}
+        if not rows:
+            return tuple(notes)
         with self.runtime.task("compare", made.count("train") * len(rows), "triples"):
             for split, count in rows.items():
                 if same := count_trained_too(made, split, self.runtime):
