@@ -13,7 +13,11 @@ from typer.testing import CliRunner
 from outcrop.cli.main import app
 from support import REPOSITORY
 
-pytestmark = pytest.mark.leaks("env", reason="torch sets variables when it is imported")
+pytestmark = pytest.mark.leaks(
+    "env",
+    "fd",
+    reason="torch sets variables when it is imported; Arrow keeps a pipe when it first reads text",
+)
 PAGE = (REPOSITORY / "docs" / "embeddings.md").read_text()
 
 

@@ -11,6 +11,7 @@ import pytest
 import outcrop as oc
 from sparse_reference import features_of
 
+pytestmark = pytest.mark.leaks("fd", reason="Arrow keeps a pipe when it first reads text")
 COUNT = 40
 NAMES = {
     "numbers": lambda i: i,
