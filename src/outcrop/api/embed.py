@@ -451,7 +451,7 @@ def embed_export(
 
     Args:
         run: Embedding run with a training.
-        format: ``npy``, ``parquet`` or ``safetensors``.
+        format: ``npy``, ``parquet``, ``safetensors``, or ``features``: a table that an import of the graph takes.
         out: Folder for the files; None: ``run/export``.
         epoch: Whose vectors, ``best`` or ``last``, as in :func:`embed_eval`.
         memory: Bytes, or text such as ``"4GiB"``, that exporting may take.

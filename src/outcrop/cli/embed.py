@@ -366,7 +366,9 @@ def evaluate(
 
 def export(
     run: RunFolder,
-    format: Annotated[str, typer.Option("--format", help="npy, parquet or safetensors.")] = "npy",
+    format: Annotated[
+        str, typer.Option("--format", help="npy, parquet, safetensors, or features (of an import).")
+    ] = "npy",
     out: Annotated[
         Path | None,
         typer.Option("--out", help="Folder for the files; default: RUN/export.", metavar="FOLDER"),

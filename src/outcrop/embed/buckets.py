@@ -95,6 +95,13 @@ class Buckets:
             return ListedOrder(self.array(runtime, "order").read("numbering"), runtime)
         return ById() if kind == "id" else Random(self.num_nodes, self.manifest.config["seed"], runtime)
 
+    def reserve_numbering(self, runtime: Runtime) -> list[object]:
+        """Reserves what :meth:`numbering` holds, of a budget whose memory is never touched; returns what holds it."""
+        if self.manifest.config["numbering"] != "degree":
+            return []
+        order = self.array(runtime, "order").read("numbering")
+        return [order, runtime.budget.reserve("numbering", 16 * self.num_nodes)]
+
     def names(self, runtime: Runtime, kind: str, start: int = 0, stop: int | None = None) -> list[str]:
         """Returns names of nodes (kind ``entity``) or relations ``start:stop``; FormatError where there are none."""
         arrays = (f"{kind}_names", f"{kind}_name_offsets")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -153,10 +152,10 @@ def reserve(
         BudgetError: It has no room.
     """
     budget = runtime.budget
-    numbering = _reserve_numbering(buckets, runtime)  # of the table
+    numbering = buckets.reserve_numbering(runtime)  # of the table
     edges = buckets.array(runtime, split).read(_TAG)
     if by_degree:
-        drawing = _reserve_numbering(buckets, runtime)
+        drawing = buckets.reserve_numbering(runtime)
         with budget.reserve(_TAG, 32 * buckets.num_nodes):
             buckets.array(runtime, "degrees").read(_TAG)
         del drawing
@@ -170,14 +169,6 @@ def reserve(
         buckets.array(runtime, "edges").read(_TAG, 0, min(_SCAN_EDGES, buckets.num_edges))
         del known, starts
     del numbering, edges
-
-
-def _reserve_numbering(buckets: Buckets, runtime: Runtime) -> list[Any]:
-    """Reserves what the numbering of the nodes takes, where it is a list."""
-    if buckets.manifest.config["numbering"] != "degree":
-        return []
-    order = buckets.array(runtime, "order").read("numbering")
-    return [order, runtime.budget.reserve("numbering", 16 * buckets.num_nodes)]
 
 
 def held_out(buckets: Buckets, split: str) -> str:

@@ -67,10 +67,7 @@ class EmbeddingNeeds:
         if shape := relation_shape(buckets.num_relations, config):
             held.append(budget.empty("relations", 4 * shape[0] * shape[1]))
         batch = budget.reserve(TAG, batch_bytes(config))
-        order = None
-        if buckets.manifest.config["numbering"] == "degree":
-            held.append(buckets.array(runtime, "order").read("numbering"))
-            order = budget.reserve("numbering", 16 * buckets.num_nodes)
+        order = buckets.reserve_numbering(runtime)
         resident = self._resident
         if resident is None:
             resident = fits_in_memory(buckets, config, budget.free_bytes)
