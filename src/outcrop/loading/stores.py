@@ -65,9 +65,7 @@ class DiskFeatureStore(FeatureStore):
         with Runtime() as runtime:
             if name in _NAMES:
                 return self.graph.array(runtime, _NAMES[name]).memmap()
-            mask = np.zeros(self.graph.num_nodes, bool)
-            mask[self.graph.split(runtime, _split(name))] = True
-            return mask
+            return _mask(self.graph, self.graph.node_types[0], _split(name), runtime)
 
     def _names(self) -> list[str]:
         tables = [name for name, array in _NAMES.items() if self.graph.has(array)]
@@ -136,6 +134,13 @@ class DiskGraphStore(GraphStore):
 
 def _split(mask: str) -> str:
     return split_name(mask.removesuffix("_mask"))
+
+
+def _mask(graph: Graph, of: NodeType, split: str, runtime: Runtime) -> np.ndarray:
+    """Returns bool [num_nodes]: whether nodes of a type are in a split that it has."""
+    mask = np.zeros(of.num_nodes, bool)
+    mask[graph.array(runtime, of.array(split)).read(f"split-{split}")] = True
+    return mask
 
 
 class DiskData:
@@ -210,11 +215,9 @@ class DiskNodes:
         if not graph.has(array):
             raise AttributeError(f"nodes {of.name!r} of {graph.path} have no {name}")
         with Runtime() as runtime:
-            if name == "y":
+            if split is None:
                 return torch.from_numpy(np.array(graph.array(runtime, array).memmap()))
-            mask = torch.zeros(of.num_nodes, dtype=torch.bool)
-            mask[torch.from_numpy(graph.array(runtime, array).read("split"))] = True
-            return mask
+            return torch.from_numpy(_mask(graph, of, split, runtime))
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise AttributeError(_not_to_be_set(name))
