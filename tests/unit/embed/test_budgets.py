@@ -161,8 +161,13 @@ def test_as_few_partitions_as_training_fits_in(
     if skewed:
         triples[20_000:, [0, 2]] = random.integers(0, 3, (count - 20_000, 2))
     source = knowledge_graph(tmp_path, make_runtime(), train=triples)
+    five = oc.embed_prepare(source, tmp_path / "five.emb", oc.BucketConfig(partitions=5), progress=False)
+    needs = EmbeddingNeeds(five, EmbedConfig(dim=dim), None, Group())
+    too_small = next(
+        x for x in range(34, 24, -1) if not needs.fits(x << 20)
+    )  # MiB; files read by pread take less
     made = []
-    for memory in (x << 20 for x in ((34, 35, 36, 40) if skewed else (26, 28, 32, 34))):
+    for memory in (x << 20 for x in ((too_small, 35, 36, 40) if skewed else (26, 28, 32, 34))):
         run = tmp_path / f"{memory}.emb"
         buckets = oc.embed_prepare(source, run, dim=dim, memory=memory, progress=False)
         made.append(buckets.partitions)
@@ -173,11 +178,10 @@ def test_as_few_partitions_as_training_fits_in(
             half = oc.BucketConfig(partitions=buckets.partitions // 2)
             fewer = oc.embed_prepare(source, tmp_path / f"{memory}.half", half, progress=False)
             assert not EmbeddingNeeds(fewer, EmbedConfig(dim=dim), None, Group()).fits(memory)
-    if skewed:  # buckets that somebody has made and that do not fit are not replaced unasked
-        five = oc.embed_prepare(source, tmp_path / "five.emb", oc.BucketConfig(partitions=5), progress=False)
-        with pytest.raises(oc.OutcropError, match="overwrite"):
-            oc.embed_prepare(source, tmp_path / "five.emb", dim=dim, memory=34 << 20, progress=False)
-        assert open_buckets(tmp_path / "five.emb").partitions == five.partitions
+    # buckets that somebody has made and that do not fit are not replaced unasked
+    with pytest.raises(oc.OutcropError, match="overwrite"):
+        oc.embed_prepare(source, tmp_path / "five.emb", dim=dim, memory=too_small << 20, progress=False)
+    assert open_buckets(tmp_path / "five.emb").partitions == five.partitions
     assert made == sorted(made, reverse=True)
     assert made[0] > 6, made
     assert oc.embed_prepare(source, run, dim=dim, memory="1GiB", progress=False).partitions == made[-1]
