@@ -10,6 +10,7 @@ over the table.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ _LINE_BREAKS = str.maketrans({"\n": "\\n", "\r": "\\r"})
 
 
 def export(model: EmbeddingModel, format: str, out: Path) -> list[Path]:
-    """Writes the files of ``format`` to folder ``out``, each as a whole or not at all; their paths.
+    """Writes the files of ``format`` to folder ``out``, all of them or none; their paths.
 
     Raises:
         ArgumentError: No such format.
@@ -41,21 +42,31 @@ def export(model: EmbeddingModel, format: str, out: Path) -> list[Path]:
         raise ArgumentError(f"format {format!r} is unknown; known: {', '.join(FORMATS)}")
     if out.exists() and not out.is_dir():
         raise IoError(20, f"{out} is a file: name the folder to write to")
-    with naming_files(out):
-        make_folders(out)
+    made: list[Path] = []
     task = _Export(model, out)
-    with model.runtime.task("export", model.num_nodes, "nodes"):
-        return getattr(task, format)()
+    try:
+        with naming_files(out):
+            make_folders(out, made)
+        with model.runtime.task("export", model.num_nodes, "nodes"):
+            getattr(task, format)()
+            return task.publish()
+    except BaseException:
+        task.remove()
+        for folder in made:
+            with contextlib.suppress(OSError):  # files of others are in it by now
+                folder.rmdir()
+        raise
 
 
 class _Export:
     def __init__(self, model: EmbeddingModel, out: Path):
         self.model, self.out, self.runtime = model, out, model.runtime
         self.width = model.config.dim
+        self._written: dict[Path, Path] = {}  # by where they are to be, files that are whole
 
     # Formats
 
-    def npy(self) -> list[Path]:
+    def npy(self) -> None:
         def write(values: Iterator[np.ndarray], shape: tuple[int, int]) -> Callable[[IO[bytes]], None]:
             def to(file: IO[bytes]) -> None:
                 np.lib.format.write_array_header_1_0(
@@ -66,13 +77,13 @@ class _Export:
 
             return to
 
-        made = [self._file("entities.npy", write(self._entities(), (self.model.num_nodes, self.width)))]
+        self._file("entities.npy", write(self._entities(), (self.model.num_nodes, self.width)))
         relations = self.model.relations
         if relations is not None:
-            made.append(self._file("relations.npy", write(iter([relations]), relations.shape)))
-        return made + self._name_files()
+            self._file("relations.npy", write(iter([relations]), relations.shape))
+        self._name_files()
 
-    def safetensors(self) -> list[Path]:
+    def safetensors(self) -> None:
         """Writes the format by hand, as the library has no streaming: length, header, data."""
         tensors: dict[str, tuple[tuple[int, ...], Iterator[np.ndarray]]] = {
             "entities": ((self.model.num_nodes, self.width), self._entities())
@@ -94,19 +105,18 @@ class _Export:
                 for block in blocks:
                     file.write(np.ascontiguousarray(block).data)
 
-        return [self._file("embeddings.safetensors", write), *self._name_files()]
+        self._file("embeddings.safetensors", write)
+        self._name_files()
 
-    def parquet(self) -> list[Path]:
-        made = [self._file("entities.parquet", self._table("entity", self._entities(), self.width))]
+    def parquet(self) -> None:
+        self._file("entities.parquet", self._table("entity", self._entities(), self.width))
         relations = self.model.relations
         if relations is not None:
             values = self._table("relation", iter([relations]), relations.shape[1])
-            made.append(self._file("relations.parquet", values))
-        return made
+            self._file("relations.parquet", values)
 
-    def features(self) -> list[Path]:
-        write = self._table("entity", self._entities(), self.width, by_name=True)
-        return [self._file("features.parquet", write)]
+    def features(self) -> None:
+        self._file("features.parquet", self._table("entity", self._entities(), self.width, by_name=True))
 
     # What they share
 
@@ -171,8 +181,7 @@ class _Export:
             names += [f"inverse of {name}" for name in inverse]
         return names
 
-    def _name_files(self) -> list[Path]:
-        paths = []
+    def _name_files(self) -> None:
         counts = {"entity": self.model.num_nodes}
         if self.model.relations is not None:
             counts["relation"] = len(self.model.relations)
@@ -185,23 +194,30 @@ class _Export:
                         lines = (str(name).translate(_LINE_BREAKS) + "\n" for name in names)
                         file.write("".join(lines).encode())
 
-                paths.append(
-                    self._file({"entity": "entities", "relation": "relations"}[kind] + ".txt", write)
-                )
-        return paths
+                self._file({"entity": "entities", "relation": "relations"}[kind] + ".txt", write)
 
-    def _file(self, name: str, write: Callable[[IO[bytes]], None]) -> Path:
+    def _file(self, name: str, write: Callable[[IO[bytes]], None]) -> None:
         path = self.out / name
         temporary = manifests.temporary_file(path)
-        with naming_files(path):
-            try:
-                with temporary.open("wb") as file:
-                    write(file)
-                    file.flush()
-                    os.fsync(file.fileno())
+        self._written[path] = temporary
+        with naming_files(path), temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def publish(self) -> list[Path]:
+        """Gives the files that were written their names, which may be those of an export before; returns them.
+
+        It comes when all are written: vectors must not lie beside the names of another export.
+        """
+        with naming_files(self.out):
+            for path, temporary in self._written.items():
                 temporary.replace(path)
-                manifests.sync_folder(self.out)
-            except BaseException:
+            manifests.sync_folder(self.out)
+        return list(self._written)
+
+    def remove(self) -> None:
+        """Removes what was written and has no name yet."""
+        for temporary in self._written.values():
+            with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
-                raise
-        return path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +22,7 @@ from outcrop.embed.export import export
 from outcrop.embed.model import open_model
 from outcrop.embed.neighbors import find_node, neighbors
 from outcrop.embed.orders import make_order
-from outcrop.errors import ArgumentError, BudgetError, IoError
+from outcrop.errors import ArgumentError, BudgetError, IoError, OutcropError
 
 CONFIG = EmbedConfig(dim=8, epochs=4, negatives=20, chunk=32, batch=64, start=0.3)
 
@@ -261,6 +262,27 @@ def test_exported_vectors_are_those_of_the_table_in_order_of_ids(
     with pytest.raises(IoError, match="is a file"):
         export(trained, format, made[0])
     trained.close()
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_an_export_that_fails_leaves_what_was_there(tmp_path, make_runtime, splits, before):
+    """Vectors are written before the names, which are damaged: new vectors must not stand beside old names."""
+    trained_on(tmp_path, make_runtime(), splits, 2).close()
+    out = tmp_path / "new" / "out"
+    if before:
+        with closing(open_model(tmp_path / "run", make_runtime())) as trained:
+            export(trained, "npy", out)
+        for path in out.iterdir():
+            path.write_bytes(b"of another training")
+    (names,) = (tmp_path / "run").rglob("entity_names.bin")
+    names.write_bytes(bytes(byte ^ 1 for byte in names.read_bytes()))
+    with closing(open_model(tmp_path / "run", make_runtime())) as trained, pytest.raises(OutcropError):
+        export(trained, "npy", out)
+    if before:
+        assert {path.read_bytes() for path in out.iterdir()} == {b"of another training"}
+        assert len(list(out.iterdir())) == 4
+    else:
+        assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
