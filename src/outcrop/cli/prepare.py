@@ -48,6 +48,7 @@ _OBJECTS = {
                 "edge_ids",
                 "task",
                 "negatives",
+                "negative_mode",
                 "filter_negatives",
                 "seed",
             ),

@@ -84,6 +84,9 @@ class SampleConfig:
         task: ``node``: seeds are the nodes of a split. ``link``: seeds are the ends of positive edges (the graph's
             ``<split>_edges``; without them all edges train) and of drawn negative ones.
         negatives: Negative edges per positive one.
+        negative_mode: ``binary``: both ends of a negative edge are drawn. ``triplet``: it begins where a positive one
+            does, and its other end is drawn; edges i * K to i * K + K - 1 of the negative ones are those of positive
+            edge i, for K ``negatives``, a whole number.
         filter_negatives: Draw again what is an edge of the graph.
         fanouts_by_type: Fanouts of edge types of a graph with types, ``{"author writes paper": [5, 5]}`` or with
             tuples as keys; edge types that are not named have ``fanouts``.
@@ -122,6 +125,7 @@ class SampleConfig:
     edge_ids: bool = False
     first_batch: int = 0
     batches: int | None = None
+    negative_mode: Literal["binary", "triplet"] = "binary"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fanouts", as_fanouts(self.fanouts))
@@ -190,6 +194,13 @@ class SampleConfig:
             problems.append(f"task {self.task!r} is unknown; known: node, link")
         if not 0 <= self.negatives < math.inf:
             problems.append(f"{self.negatives} negatives per edge are not possible")
+        if self.negative_mode not in ("binary", "triplet"):
+            problems.append(f"negative mode {self.negative_mode!r} is unknown; known: binary, triplet")
+        elif self.negative_mode == "triplet" and (self.negatives < 1 or self.negatives % 1):
+            problems.append(
+                f"{self.negatives} negatives per edge are not possible with negative mode triplet: give a whole number "
+                "from 1"
+            )
         return problems
 
     def as_stored(self) -> dict[str, Any]:
@@ -235,6 +246,7 @@ class SampleConfig:
 _STORED = {"batch_dependency": "dependency"}  # what fields are called on disk
 _LATER = (  # stored where they say something
     "fanouts_by_type", "node_type", "edge_rows", "edge_weights", "edge_ids", "first_batch", "batches",
+    "negative_mode",
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ Batch b of epoch e of a split always has the same edges, whatever the threads, t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,35 +18,75 @@ from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.topology import Topology
 from outcrop.store.graph import Graph
 from outcrop.store.graph_manifest import EDGE_SPLITS
+from outcrop.store.graph_types import EdgeType
 
 _MAX_ATTEMPTS = 200
 _NEGATIVES = 0x6E6567  # separates the keys of negatives from those of shuffling
 
 
 @dataclass(frozen=True)
+class ChosenEdges:
+    """Says which edges are the positive ones, in place of those that the graph lists for a split.
+
+    Attributes:
+        edge_type: What they lead from and to.
+        index: int64 [2, n], ids within the types of the ends, which need not be edges of the graph; None: all edges of
+            the type, in the order of ``graph.edge_index(edge_type)``.
+    """
+
+    edge_type: EdgeType
+    index: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return self.edge_type.num_edges if self.index is None else self.index.shape[1]
+
+
+@dataclass(frozen=True)
 class LinkBatch:
-    """Holds the edges of a batch. ``seeds`` int64, ascending: all ends of the edges; ``index`` int32 [2, L] in the
-    seeds; ``label`` float32 [L].
+    """Holds the edges of a batch.
+
+    Attributes:
+        seeds: int64, all ends of the edges, in the numbering of all nodes, ascending.
+        index: int32 [2, L], places of both ends among the seeds of their types.
+        label: float32 [L], 1 = positive, 0 = negative.
+        edge_type: Number of the type of the edges.
+        positions: int64 [P], which of the chosen edges the positive ones are; None: none were chosen.
     """
 
     seeds: np.ndarray
     index: np.ndarray
     label: np.ndarray
+    edge_type: int = 0
+    positions: np.ndarray | None = None
 
 
 class LinkSeeds:
     """Draws the edges of each batch: ``config.batch_size`` positive ones, then the negatives.
 
     Training edges are shuffled by a keyed permutation (and ascending within a batch); other splits keep their order.
-    Negatives are uniform pairs of nodes; with ``filter_negatives`` those that are edges are drawn again.
+    Negatives are uniform pairs of nodes, or begin where a positive one does; with ``filter_negatives`` those that are
+    edges are drawn again.
+
+    Args:
+        chosen: Edges of splits, in place of those that the graph lists.
     """
 
-    def __init__(self, graph: Graph, config: SampleConfig, topology: Topology, runtime: Runtime):
+    def __init__(
+        self,
+        graph: Graph,
+        config: SampleConfig,
+        topology: Topology,
+        runtime: Runtime,
+        chosen: Mapping[str, ChosenEdges] | None = None,
+    ):
         self._graph, self._config, self._topology, self._runtime = graph, config, topology, runtime
         self._listed: dict[str, np.ndarray] = {}
+        self._chosen = chosen or {}
 
     def num_edges(self, split: str) -> int:
         """Counts the positive edges of ``split``."""
+        if split in self._chosen:
+            return len(self._chosen[split])
         name = f"{split}_edges"
         if self._graph.has(name):
             return self._graph.spec(name).shape[0]
@@ -63,17 +104,26 @@ class LinkSeeds:
             at.sort()
         else:
             at = np.arange(first, first + count, dtype=np.int64)
-        positive = self._edges(split, at)
-        negative = self._negatives(code, epoch, number, int(np.ceil(self._config.negatives * count)))
+        of = self._chosen[split].edge_type if split in self._chosen else self._graph.edge_types[0]
+        positive = self._edges(split, of, at)
+        negative = self._negatives(of, key_of(self._config.seed, code, epoch, number, _NEGATIVES), positive)
         pairs = np.concatenate([positive, negative])
-        seeds, index = np.unique(pairs, return_inverse=True)
+        first_nodes = np.array([of.source.first, of.target.first])
+        seeds, index = np.unique(pairs + first_nodes, return_inverse=True)
+        before = np.searchsorted(seeds, first_nodes)  # seeds of types with lower numbers
         label = np.repeat(np.array([1, 0], np.float32), [len(positive), len(negative)])
-        return LinkBatch(seeds, np.ascontiguousarray(index.reshape(-1, 2).T, np.int32), label)
+        local = np.ascontiguousarray((index.reshape(-1, 2) - before).T, np.int32)
+        return LinkBatch(seeds, local, label, of.number, at if split in self._chosen else None)
 
-    def _edges(self, split: str, at: np.ndarray) -> np.ndarray:
+    def _edges(self, split: str, of: EdgeType, at: np.ndarray) -> np.ndarray:
+        """Returns int64 [n, 2], ids within the types of the ends."""
+        chosen = self._chosen[split].index if split in self._chosen else None
+        if chosen is not None:
+            return chosen[:, at].T
         name = f"{split}_edges"
-        if not self._graph.has(name):
-            return self._topology.edges(at)
+        if split in self._chosen or not self._graph.has(name):
+            lists = range(of.first_list, of.first_list + of.target.num_nodes)
+            return self._topology.edges(of.first_edge + at, lists) - [of.source.first, of.first_list]
         if name not in self._listed:
             edges = self._graph.array(self._runtime, name).read(f"split-{split}")
             if len(edges) and not 0 <= edges.min() <= edges.max() < self._graph.num_nodes:
@@ -81,19 +131,24 @@ class LinkSeeds:
             self._listed[name] = edges
         return self._listed[name][at]
 
-    def _negatives(self, code: int, epoch: int, number: int, count: int) -> np.ndarray:
+    def _negatives(self, of: EdgeType, key: np.ndarray, positive: np.ndarray) -> np.ndarray:
         """Draws int64 [count, 2]; attempt a of end k of pair i is ``hash(key + (a, i, k)) % num_nodes``."""
-        key = key_of(self._config.seed, code, epoch, number, _NEGATIVES)
+        count = int(np.ceil(self._config.negatives * len(positive)))
         pairs = np.empty((count, 2), np.int64)
         bad = np.arange(count)
+        sizes = np.array([of.source.num_nodes, of.target.num_nodes], np.uint64)
         for attempt in range(_MAX_ATTEMPTS):
             with np.errstate(over="ignore"):
                 draws = key + np.uint64(2 * attempt * count) + np.arange(2 * count, dtype=np.uint64)
-            ends = (mix64(draws) % np.uint64(self._graph.num_nodes)).astype(np.int64).reshape(count, 2)
+            ends = (mix64(draws).reshape(count, 2) % sizes).astype(np.int64)
+            if self._config.negative_mode == "triplet":
+                ends[:, 0] = np.repeat(positive[:, 0], int(self._config.negatives))
             pairs[bad] = ends[bad]
             if not self._config.filter_negatives or not len(bad):
                 return pairs
-            bad = bad[self._topology.has_edges(pairs[bad, 0], pairs[bad, 1])]
+            bad = bad[
+                self._topology.has_edges(pairs[bad, 0] + of.source.first, pairs[bad, 1] + of.first_list)
+            ]
             if not len(bad):
                 return pairs
         raise ArgumentError(

@@ -23,7 +23,7 @@ from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.sampler import BatchSampler
 from outcrop.sampling.seeds import SPLIT_CODES, epoch_seeds, seed_labels
-from outcrop.sampling.wave import Wave
+from outcrop.sampling.wave import BatchBounds, Wave
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
 
@@ -127,7 +127,9 @@ class PartitionStructures:
             np.int64
         )
         self._indices = runtime.budget.empty(_TAG, edges * _LOCAL_BYTES).view(np.uint32)
-        self._wave = Wave(config, graph, int(runtime.budget.free_bytes * memory_fraction), runtime)
+        self._wave = Wave(
+            BatchBounds(config, graph), int(runtime.budget.free_bytes * memory_fraction), runtime
+        )
         self._labels = graph.array(runtime, "labels").memmap(check=True) if graph.has("labels") else None
 
     def batches(self, split: str, epoch: int, numbers: Sequence[int] | None = None) -> Iterator[BatchGraph]:

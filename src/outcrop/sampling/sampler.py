@@ -20,8 +20,8 @@ from outcrop.errors import ArgumentError, BudgetError
 from outcrop.rows import LocatedRows
 from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
-from outcrop.sampling.link_seeds import LinkSeeds
-from outcrop.sampling.seeds import SPLIT_CODES, Ids, Seeds, epoch_seeds, seed_labels, split_ids
+from outcrop.sampling.link_seeds import ChosenEdges, LinkBatch, LinkSeeds
+from outcrop.sampling.seeds import SPLIT_CODES, Chosen, Ids, Seeds, epoch_seeds, seed_labels, split_ids
 from outcrop.sampling.topology import (
     CoreSampler,
     EdgeValues,
@@ -31,7 +31,7 @@ from outcrop.sampling.topology import (
     topology_bytes,
 )
 from outcrop.sampling.typed import batch_of, check_served, every_fanout, wants_distinct_edges
-from outcrop.sampling.wave import Wave, most_seeds
+from outcrop.sampling.wave import BatchBounds, Wave
 from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
 
@@ -75,7 +75,7 @@ class BatchSampler:
             takes, and the longer the first of them takes. None: a few. One is what :meth:`sample` needs.
         page_cache: Whether pages of a topology that is read by pages are kept.
         on: The GPU that draws, in place where the topology is in memory; None: the CPU. The batches are the same.
-        ids: Node ids of a split, int64, in place of those that the graph has.
+        ids: Node ids of a split, int64, or edges to be predicted, in place of those that the graph has.
     """
 
     def __init__(
@@ -89,11 +89,12 @@ class BatchSampler:
         at_once: int | None = None,
         page_cache: bool = True,
         on: DrawingDevice | None = None,
-        ids: Mapping[str, Ids] | None = None,
+        ids: Mapping[str, Chosen] | None = None,
     ):
         if config.sampler == EXTERNAL:
             raise ArgumentError("the batches came from elsewhere: they cannot be drawn again")
-        check_served(config, graph)
+        chosen = {split: one for split, one in (ids or {}).items() if isinstance(one, ChosenEdges)}
+        check_served(config, graph, bool(chosen))
         graph = graph.with_edge_rows(config.edge_rows)
         fanouts = every_fanout(config, graph)
         self.graph, self.config = graph, config
@@ -104,7 +105,7 @@ class BatchSampler:
         self._runtime = runtime
         # All that is held is held from now on: what comes after may take the rest of the budget for caches.
         splits = config.splits if config.task != "link" else ()
-        given = ids or {}
+        given = {split: one for split, one in (ids or {}).items() if not isinstance(one, ChosenEdges)}
         self.ids: dict[str, Ids] = {
             split: given[split] if split in given else split_ids(graph, runtime, split) for split in splits
         }
@@ -112,7 +113,9 @@ class BatchSampler:
         free = int(runtime.budget.free_bytes * memory_fraction)
         placement = placement_of(topology, topology_bytes(graph), free, coming_bytes(runtime))
         on_disk = placement == "paged"
-        self._wave = Wave(config, graph, free, runtime, on_disk, at_once)
+        ends = {end.number: end for one in chosen.values() for end in one.edge_type.ends}
+        bounds = BatchBounds(config, graph, tuple(ends.values()))
+        self._wave = Wave(bounds, free, runtime, on_disk, at_once)
         if on_disk:  # more at a time want the same page: that is worth more than keeping pages
             epoch = max((-(-len(ids) // config.batch_size) for ids in self.ids.values()), default=_FEW)
             self._wave.widen(min(at_once or _FEW, epoch), int(runtime.budget.free_bytes * memory_fraction))
@@ -158,11 +161,13 @@ class BatchSampler:
                 in_place=self.topology.placement == "memory",
                 budget=on.budget,
                 host_budget=runtime.budget,
-                most_seeds=most_seeds(config, graph),
+                most_seeds=bounds.num_seeds,
                 **options,
             )
         self._labels = graph.array(runtime, "labels").memmap(check=True) if graph.has("labels") else None
-        self._links = LinkSeeds(graph, config, self.topology, runtime) if config.task == "link" else None
+        self._links = (
+            LinkSeeds(graph, config, self.topology, runtime, chosen) if config.task == "link" else None
+        )
         if runtime.rehearsal is not None and on is None:
             needed = runtime.rehearsal.batch_bytes(self.topology.placement == "paged")
             if needed > self._wave.most_batch_bytes:
@@ -214,7 +219,7 @@ class BatchSampler:
             seeds = np.concatenate([link.seeds for link in links])
             drawn = self._draw(seeds, offsets, code, epoch, first)
             for parts, link in zip(drawn, links, strict=True):
-                yield replace(self._finish(*parts), edge_label_index=link.index, edge_label=link.label)
+                yield _with_links(self._finish(*parts), link)
 
     def batches(
         self, split: str, epoch: int, seeds: Ids, numbers: Sequence[int] | None = None
@@ -225,11 +230,11 @@ class BatchSampler:
         for first, count in _consecutive(every, self._wave.batches):
             nodes = np.asarray(seeds[first * size : (first + count) * size], np.int64)
             offsets = np.minimum(np.arange(count + 1, dtype=np.int64) * size, len(nodes))
-            for parts in self._draw(nodes, offsets, SPLIT_CODES[split], epoch, first):
+            for parts in self._draw(self._numbered(nodes), offsets, SPLIT_CODES[split], epoch, first):
                 yield self._finish(*parts)
 
     def _draw(self, seeds: np.ndarray, offsets: np.ndarray, code: int, epoch: int, first: int) -> list[Parts]:
-        return self._sampler.sample(self._numbered(seeds), offsets, code, epoch, first)
+        return self._sampler.sample(seeds, offsets, code, epoch, first)
 
     def _numbered(self, seeds: np.ndarray) -> np.ndarray:
         """Returns the seeds in the numbering of all nodes."""
@@ -284,7 +289,7 @@ class BatchSampler:
                 up.
         """
         if isinstance(self._sampler, CoreSampler):
-            nodes = self._numbered(seeds.nodes)
+            nodes = seeds.nodes if seeds.link is not None else self._numbered(seeds.nodes)
             self._sampler.begin(nodes, seeds.split, seeds.epoch, seeds.batch)
             on_new_nodes(nodes)
             for _ in self.config.fanouts:
@@ -299,8 +304,7 @@ class BatchSampler:
                 on_new_nodes(graph.n_id)
             else:
                 on_located(graph.num_nodes, rows)
-        link = seeds.link
-        return graph if link is None else replace(graph, edge_label_index=link.index, edge_label=link.label)
+        return graph if seeds.link is None else _with_links(graph, seeds.link)
 
     def _finish(self, *parts: Any) -> BatchGraph:
         if self._by_type:
@@ -355,6 +359,16 @@ class BatchSampler:
         assert not isinstance(self._sampler, _core.WaveSampler)
         self._sampler.degrees(n_id, degree)
         return degree
+
+
+def _with_links(batch: BatchGraph, link: LinkBatch) -> BatchGraph:
+    return replace(
+        batch,
+        edge_label_index=link.index,
+        edge_label=link.label,
+        edge_label_type=link.edge_type,
+        edge_input_id=link.positions,
+    )
 
 
 def _consecutive(numbers: Sequence[int], most: int) -> Iterator[tuple[int, int]]:

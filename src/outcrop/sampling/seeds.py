@@ -13,10 +13,11 @@ from outcrop.config import SampleConfig
 from outcrop.errors import FormatError
 from outcrop.runtime.keyed_random import mix64
 from outcrop.runtime.runtime import Runtime
-from outcrop.sampling.link_seeds import LinkBatch
+from outcrop.sampling.link_seeds import ChosenEdges, LinkBatch
 from outcrop.store.graph import Graph
 
 Ids = np.ndarray | range
+Chosen = Ids | ChosenEdges  # what batches of a split are drawn around, in place of what the graph has
 SPLIT_CODES = {"train": 0, "valid": 1, "test": 2, "infer": 3}
 
 
@@ -44,8 +45,8 @@ def epoch_seeds(ids: Ids, config: SampleConfig, split: str, epoch: int) -> np.nd
 
 @dataclass(frozen=True)
 class Seeds:
-    """Says what a batch is drawn from: ``nodes`` int64; ``split`` as the key has it; ``link`` where edges are
-    predicted.
+    """Says what a batch is drawn from: ``nodes`` int64, within the type of the seeds; ``split`` as the key has it;
+    ``link`` where edges are predicted, whose ends the ``nodes`` are then, in the numbering of all nodes.
     """
 
     split: int

@@ -118,15 +118,19 @@ class Topology:
         found[inside] = self.neighbors(at[inside]) == sources[inside]
         return found
 
-    def edges(self, positions: np.ndarray) -> np.ndarray:
-        """Reads, int64 [n, 2], (source, target) of the edges at ``positions`` of ``indices``.
+    def edges(self, positions: np.ndarray, lists: range | None = None) -> np.ndarray:
+        """Reads, int64 [n, 2], (source, list) of the edges at ``positions`` of ``indices``.
 
-        Targets equal ``np.searchsorted(indptr, positions, "right") - 1``.
+        Lists equal ``np.searchsorted(indptr, positions, "right") - 1``. Of a graph without types they are the targets.
+
+        Args:
+            lists: Those that the edges are in; None: any of a graph without types.
         """
         if self.indptr is not None:
             targets = np.searchsorted(self.indptr, positions, "right") - 1
         else:  # the first node whose list ends behind the position
-            low, high = np.zeros(len(positions), np.int64), np.full(len(positions), self.num_nodes - 1)
+            lists = range(self.num_nodes) if lists is None else lists
+            low, high = (np.full(len(positions), end, np.int64) for end in (lists.start, lists.stop - 1))
             while len(open_ := np.flatnonzero(low < high)):
                 middle = (low[open_] + high[open_]) // 2
                 before = self.ranges(middle)[1] <= positions[open_]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -31,8 +31,11 @@ def every_fanout(config: SampleConfig, graph: Graph) -> list[list[int]]:
     return every
 
 
-def check_served(config: SampleConfig, graph: Graph) -> None:
+def check_served(config: SampleConfig, graph: Graph, chosen_links: bool = False) -> None:
     """Refuses what the graph has not, and what is not drawn from graphs with types yet.
+
+    Args:
+        chosen_links: A caller says which edges are predicted.
 
     Raises:
         ArgumentError: The features or weights of edges, the task, the sampler or the degrees that ``config`` asks for.
@@ -42,7 +45,7 @@ def check_served(config: SampleConfig, graph: Graph) -> None:
     if not graph.is_typed:
         return
     asked = None
-    if config.task != "node":
+    if config.task != "node" and not chosen_links:
         asked = f"task {config.task!r}"
     elif config.sampler not in ("neighbor", "labor", "weighted", EXTERNAL):
         asked = f"sampler {config.sampler!r}"
@@ -86,21 +89,21 @@ def batch_of(
 def most_reached(
     fanouts: Sequence[Sequence[int]],
     edge_types: Sequence[EdgeType],
-    num_seeds: int,
-    seed_type: int,
+    seeds: Mapping[int, int],
     slack: int = 1,
 ) -> tuple[int, int, int]:
     """Counts the most nodes and edges that a batch can have, and the edges of its last hop among them.
 
     Args:
+        seeds: How many it has, by the number of their node type.
         slack: How many times its fanout a node is counted to have.
 
     Returns:
         Nodes before the last hop with all edges of it, edges, edges of the last hop.
     """
     sizes = {one.number: one.num_nodes for edges in edge_types for one in (edges.source, edges.target)}
-    frontier = {seed_type: num_seeds}
-    reached, total, last, before = dict(frontier), 0, 0, num_seeds
+    frontier = dict(seeds)
+    reached, total, last, before = dict(frontier), 0, 0, sum(seeds.values())
     for hop in range(len(fanouts[0]) if fanouts else 0):
         before, last, met = sum(reached.values()), 0, dict.fromkeys(sizes, 0)
         for edges, counts in zip(edge_types, fanouts, strict=True):

@@ -169,6 +169,8 @@ class BatchGraph:
         edge_label_index: int32 [2, num_label_edges], local (source, target) of the edges to be predicted; all are
             seeds. None unless the task is link prediction.
         edge_label: float32 [num_label_edges], 1 = positive, 0 = negative.
+        edge_label_type: Number of the edge type of the edges to be predicted.
+        edge_input_id: int64, which of the edges that a caller gave the positive ones are; None where none were given.
         on_device: ``rowptr`` and ``col`` on the GPU that drew them, and ``row_addresses`` where it looked up where rows
             lie, until the batch is there; None: on the host alone.
     """
@@ -181,6 +183,8 @@ class BatchGraph:
     untrimmed: bool = False
     edge_label_index: np.ndarray | None = None
     edge_label: np.ndarray | None = None
+    edge_label_type: int = 0
+    edge_input_id: np.ndarray | None = None
     weight_sums: np.ndarray | None = None
     on_device: Mapping[str, Any] | None = field(default=None, repr=False, compare=False)
 

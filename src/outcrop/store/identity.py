@@ -35,6 +35,7 @@ _SAMPLING = (
 )
 _LATER = (  # stored where they say something
     "fanouts_by_type", "node_type", "edge_rows", "edge_weights", "edge_ids", "first_batch", "batches",
+    "negative_mode",
 )  # fmt: skip
 # What a training may change when it goes on.
 _FREE_OF_TRAINING = ("epochs", "device", "trace_losses", "evaluate_every", "patience", "test")

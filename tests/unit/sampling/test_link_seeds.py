@@ -12,10 +12,13 @@ import outcrop
 from outcrop.api.train import train
 from outcrop.config import SampleConfig
 from outcrop.errors import ArgumentError
+from outcrop.sampling.link_seeds import ChosenEdges
 from outcrop.sampling.sampler import BatchSampler
 from outcrop.store.batches import BatchGraph
 from outcrop.testing import write_graph
 from sampling_support import RARE, same
+from typed_reference import TypedGraph
+from typed_store import write_typed
 
 NODES = 200
 
@@ -130,6 +133,54 @@ def test_listed_edges_are_the_positives(tmp_path, make_runtime):
     assert sampler.num_batches("test") == 0
 
 
+@pytest.mark.parametrize("filtered", [False, True])
+def test_triplets_begin_where_positive_edges_do(tmp_path, make_runtime, filtered):
+    graph, edges, _ = a_graph(tmp_path, make_runtime())
+    known = set(map(tuple, edges.T.tolist()))
+    sampling = SampleConfig(
+        fanouts=(2,),
+        batch_size=64,
+        task="link",
+        negatives=3,
+        negative_mode="triplet",
+        filter_negatives=filtered,
+    )
+    run = outcrop.prepare(graph, tmp_path / "run", sampling=sampling, epochs=1, memory="2MiB")
+    targets: list[int] = []
+    for data in run.loader():
+        pairs, positive = data.n_id[data.edge_label_index].numpy(), int(data.edge_label.sum())
+        assert pairs.shape[1] == 4 * positive
+        assert np.array_equal(pairs[0, positive:], np.repeat(pairs[0, :positive], 3))
+        targets += pairs[1, positive:].tolist()
+        hits = sum((u, v) in known for u, v in pairs[:, positive:].T.tolist())
+        assert hits == 0 if filtered else hits < 20
+        del data
+    if not filtered:
+        assert stats.chisquare(np.bincount(targets, minlength=NODES)).pvalue > RARE
+    assert run.info.sample.negative_mode == "triplet"
+
+
+def test_negatives_between_types_are_no_edges(tmp_path, make_runtime):
+    """Most pairs of the two types are edges; ids are within the types."""
+    rows = tuple(tuple(u for u in range(8) if (u + v) % 4) for v in range(6))
+    graph = write_typed(tmp_path / "g", TypedGraph((6, 8), ((1, 0),), (rows,)))
+    (of,) = graph.edge_types
+    config = SampleConfig(fanouts=(2,), batch_size=36, task="link", negatives=10, filter_negatives=True)
+    for topology in ("memory", "map", "paged"):
+        sampler = BatchSampler(
+            graph.with_seeds("t0"), config, make_runtime(), topology=topology, ids={"train": ChosenEdges(of)}
+        )
+        (batch,) = sampler.epoch("train", 0)
+        assert batch.edge_label_index is not None
+        source, target = batch.edge_label_index
+        pairs = np.stack([batch.nodes[1].ids[source], batch.nodes[0].ids[target]])
+        assert sorted(map(tuple, pairs[:, :36].T.tolist())) == sorted(
+            (u, v) for v in range(6) for u in rows[v]
+        )
+        assert ((pairs[0] + pairs[1])[36:] % 4 == 0).all()
+        assert pairs.shape[1] == 36 * 11
+
+
 @pytest.mark.parametrize("sampler", ["neighbor", "shadow"])
 def test_runs_deliver_them_in_every_mode(tmp_path, make_runtime, sampler):
     graph, edges, features = a_graph(tmp_path, make_runtime())
@@ -192,3 +243,8 @@ def test_impossible_tasks_are_refused():
     for negatives in (-1.0, float("inf"), float("nan")):
         with pytest.raises(ArgumentError, match="negatives per edge"):
             SampleConfig(negatives=negatives)
+    for negatives in (0.0, 1.5):
+        with pytest.raises(ArgumentError, match="give a whole number from 1"):
+            SampleConfig(negatives=negatives, negative_mode="triplet")
+    with pytest.raises(ArgumentError, match="negative mode 'pairs' is unknown; known: binary, triplet"):
+        SampleConfig(negative_mode="pairs")  # type: ignore[arg-type]

@@ -137,7 +137,7 @@ def test_the_most_that_a_batch_can_reach(data: st.DataObject) -> None:
     batch = reference.sample(
         lists, {seed_type: sorted(seeds)}, len(fanouts[0]), reference.pick_some(fanouts, seed=1)
     )
-    most_nodes, most_edges, most_last = most_reached(fanouts, edges, len(seeds), seed_type)
+    most_nodes, most_edges, most_last = most_reached(fanouts, edges, {seed_type: len(seeds)})
     last = sum(per_hop[-1] for per_hop in batch.edges_per_hop)
     before = sum(sum(per_hop[:-1]) for per_hop in batch.nodes_per_hop)
     assert sum(map(sum, batch.edges_per_hop)) <= most_edges
