@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from outcrop.api.advise import advise
     from outcrop.api.derive import derive_rows
     from outcrop.api.embed import (
+        EmbedReport,
         embed_eval,
         embed_export,
         embed_neighbors,
