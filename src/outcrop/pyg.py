@@ -1,4 +1,4 @@
-"""Outcrop for programs that are written for torch_geometric: a NeighborLoader from disk, and graphs as its stores."""
+"""Outcrop for programs that are written for torch_geometric: its loaders from disk, and graphs as its stores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outcrop.loading.pyg import to_pyg
 from outcrop.loading.ranks import Ranks
 from outcrop.loading.run_loader import RunLoader
 from outcrop.loading.sessions import Sessions
-from outcrop.loading.sources import EVERY_EPOCH, SourceRequest, drawn_source
+from outcrop.loading.sources import EVERY_EPOCH, SourceRequest, drawn_links, drawn_source
 from outcrop.loading.stores import (
     DiskData,
     DiskFeatureStore,
@@ -34,6 +34,7 @@ __all__ = [
     "DiskFeatureStore",
     "DiskGraphStore",
     "DiskHeteroData",
+    "LinkNeighborLoader",
     "NeighborLoader",
     "open_data",
     "stores",
@@ -41,8 +42,6 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
-    "LinkNeighborLoader": "for predicting links prepare a run with SampleConfig(task='link') and take the batches of "
-    "its loader(), which have edge_label_index and edge_label (docs/questions.md)",
     "HGTLoader": "NeighborLoader draws batches of graphs with types, and the model may be hgt",
     "ImbalancedSampler": "class_weights of TrainConfig, or of your loss, weigh classes",
 }
@@ -54,6 +53,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+_NO_TIMES = "the graph has no times"
 _SUBGRAPHS = {"directional": "neighbor", "bidirectional": "neighbor", "induced": "shadow"}
 
 
@@ -132,44 +132,123 @@ class NeighborLoader(RunLoader):
         device: str = "cpu",
     ):
         _refuse(
-            ("input_time", input_time is not None, "the graph has no times"),
-            ("time_attr", time_attr is not None, "the graph has no times"),
-            ("temporal_strategy", temporal_strategy != "uniform", "the graph has no times"),
-            ("disjoint", disjoint, "the seeds of a batch share one subgraph"),
-            ("neighbor_sampler", neighbor_sampler is not None, "Outcrop draws from disk itself; pass the batches of "
-             "another sampler to outcrop.prepare(batches=...)"),
-            ("transform_sampler_output", transform_sampler_output is not None, "use transform"),
-            ("weight_attr", weight_attr not in (None, "edge_weight"), "weights of a graph are its 'edge_weight'"),
-            ("subgraph_type", _name(subgraph_type) not in _SUBGRAPHS, f"known: {', '.join(_SUBGRAPHS)}"),
-        )  # fmt: skip
-        induced = not directed or _SUBGRAPHS[_name(subgraph_type)] == "shadow"
-        if weight_attr is not None and induced:
-            raise ArgumentError(
-                "weight_attr and an induced subgraph cannot both be had: leave one of them out"
-            )
+            ("input_time", input_time is not None, _NO_TIMES),
+            ("time_attr", time_attr is not None, _NO_TIMES),
+            *_refused(temporal_strategy, disjoint, neighbor_sampler, transform_sampler_output),
+        )
         graph = _graph_of(data)
         graph, input_nodes = _of_seed_type(graph, input_nodes)
-        fanouts, by_type = _fanouts(graph, num_neighbors)
         config = SampleConfig(
-            fanouts=fanouts,
-            fanouts_by_type=by_type,
+            **_hops(graph, num_neighbors),
             batch_size=batch_size,
-            epochs=EVERY_EPOCH,
             replace=replace,
-            seed=torch.initial_seed() % (1 << 64) if seed is None else seed,
-            sampler="weighted" if weight_attr is not None else "shadow" if induced else "neighbor",
-            splits=("train" if shuffle else "infer",),
+            sampler=_sampler(weight_attr, subgraph_type, directed),
+            **_epochs(seed, shuffle),
             edge_rows=graph.has_edge_rows,
         )
-        where = mode_named(mode)
-        where.check(graph, device)
-        asked = SourceRequest(
-            graph, config, where, memory, where.device(device, 0), str(graph.path), edge_ids
-        )
+        asked = _request(graph, config, mode, device, memory, edge_ids)
         source = drawn_source(asked, "all" if input_nodes is None else input_nodes, drop_last=drop_last)
         if _name(subgraph_type) == "bidirectional":
-            transform = _after_both_ways(transform)
+            transform = _after(_both_ways, transform)
         super().__init__(source, Sessions(), Ranks(), transform=transform)
+
+
+class LinkNeighborLoader(RunLoader):
+    """torch_geometric's LinkNeighborLoader on a graph that lies on disk, with nothing prepared.
+
+    Batches are drawn around both ends of edges that are to be predicted, and of negative ones. They have what those of
+    :class:`NeighborLoader` have, and ``edge_label_index`` int64 [2, L] (local), ``edge_label`` [L] and ``input_id``
+    int64, which of the edges given the positive ones are; or, with triplets, ``src_index`` [n], ``dst_pos_index`` [n]
+    and ``dst_neg_index`` [n] or [n, amount]. Of graphs with types these belong to the type of the edges, and of
+    triplets to the types of their ends, as torch_geometric has it. Negative nodes are drawn uniformly and may hit an
+    edge of the graph. Nothing of the graph is masked: edges to be predicted that the graph has are also drawn as
+    neighbours, unless they were split off before (``RandomLinkSplit`` with ``disjoint_train_ratio``).
+
+    Args:
+        data: As of :class:`NeighborLoader`: the edges that messages go along.
+        num_neighbors: As of :class:`NeighborLoader`.
+        edge_label_index: Edges to be predicted, int [2, n] of (source, target), which need not be edges of the graph;
+            the name of a split of edges that was imported with it (``"train"``, ``"valid"``, ``"test"``); None: all
+            edges of the graph, in the order of ``graph.edge_index()``. Of a graph with types a pair of an edge type,
+            (source, relation, target), and such edges, or an edge type alone. An array that is given is not copied, and
+            not counted in ``memory``.
+        edge_label: Labels of these edges, [n] or [n, columns] of any numbers; None: none.
+        neg_sampling: ``"binary"``, ``"triplet"``, ``{"mode": "binary", "amount": 2.0}``, or torch_geometric's
+            ``NegativeSampling``: negatives for each positive edge. With binary ones ``edge_label`` is 0 for negatives,
+            and labels that are given and begin at 0 move up by one; without labels positive edges have 1.
+        neg_sampling_ratio: Amount of binary negatives.
+        replace, subgraph_type, directed, weight_attr, transform, batch_size, shuffle, drop_last, memory, seed,
+            edge_ids, mode, device: As of :class:`NeighborLoader`; the batch size counts positive edges.
+        num_workers, persistent_workers, prefetch_factor, pin_memory, is_sorted, filter_per_worker: Without effect.
+        edge_label_time, time_attr, temporal_strategy, disjoint, neighbor_sampler, transform_sampler_output: Refused.
+
+    Raises:
+        ArgumentError: An argument that Outcrop cannot follow, with the reason; bad node ids.
+        FormatError: No graph is there.
+    """
+
+    def __init__(
+        self,
+        data: DiskData | DiskHeteroData | Graph | str | Path | tuple[DiskFeatureStore, DiskGraphStore],
+        num_neighbors: Sequence[int],
+        edge_label_index: Any = None,
+        edge_label: ArrayLike | None = None,
+        edge_label_time: None = None,
+        replace: bool = False,
+        subgraph_type: str = "directional",
+        disjoint: bool = False,
+        temporal_strategy: str = "uniform",
+        neg_sampling: Any = None,
+        neg_sampling_ratio: float | None = None,
+        time_attr: None = None,
+        weight_attr: str | None = None,
+        transform: Callable[[Data], Data] | None = None,
+        transform_sampler_output: None = None,
+        is_sorted: bool = False,
+        filter_per_worker: bool | None = None,
+        neighbor_sampler: None = None,
+        directed: bool = True,
+        *,
+        batch_size: int = 1,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        num_workers: int = 0,
+        persistent_workers: bool = False,
+        prefetch_factor: int | None = None,
+        pin_memory: bool = False,
+        memory: Size | None = None,
+        seed: int | None = None,
+        edge_ids: bool = False,
+        mode: str | Mode = "online",
+        device: str = "cpu",
+    ):
+        from outcrop.loading.links import LinkLabels, Negatives, chosen_edges
+
+        _refuse(
+            ("edge_label_time", edge_label_time is not None, _NO_TIMES),
+            ("time_attr", time_attr is not None, _NO_TIMES),
+            *_refused(temporal_strategy, disjoint, neighbor_sampler, transform_sampler_output),
+        )
+        negatives = Negatives.of(neg_sampling, neg_sampling_ratio)
+        graph, edges = chosen_edges(_graph_of(data), edge_label_index)
+        labels = LinkLabels(edges, edge_label, negatives)
+        config = SampleConfig(
+            **_hops(graph, num_neighbors),
+            batch_size=batch_size,
+            replace=replace,
+            sampler=_sampler(weight_attr, subgraph_type, directed),
+            **_epochs(seed, shuffle),
+            edge_rows=graph.has_edge_rows,
+            task="link",
+            negatives=negatives.amount,
+            negative_mode=negatives.mode or "binary",
+        )
+        asked = _request(graph, config, mode, device, memory, edge_ids)
+        source = drawn_links(asked, edges, drop_last=drop_last)
+        made = _after(labels, transform)
+        if _name(subgraph_type) == "bidirectional":
+            made = _after(_both_ways, made)
+        super().__init__(source, Sessions(), Ranks(), transform=made)
 
 
 def _graph_of(data: Any) -> Graph:
@@ -190,14 +269,60 @@ def _name(subgraph_type: Any) -> str:
     return str(getattr(subgraph_type, "value", subgraph_type))
 
 
-def _after_both_ways(transform: Callable[[Data], Data] | None) -> Callable[[Data], Data]:
+def _refused(
+    temporal_strategy: str, disjoint: bool, neighbor_sampler: Any, transform_sampler_output: Any
+) -> tuple[tuple[str, bool, str], ...]:
+    return (
+        ("temporal_strategy", temporal_strategy != "uniform", _NO_TIMES),
+        ("disjoint", disjoint, "the seeds of a batch share one subgraph"),
+        ("neighbor_sampler", neighbor_sampler is not None, "Outcrop draws from disk itself; pass the batches of "
+         "another sampler to outcrop.prepare(batches=...)"),
+        ("transform_sampler_output", transform_sampler_output is not None, "use transform"),
+    )  # fmt: skip
+
+
+def _sampler(weight_attr: str | None, subgraph_type: Any, directed: bool) -> Any:
+    """Returns the name of the sampler."""
+    known = ", ".join(_SUBGRAPHS)
+    _refuse(
+        ("weight_attr", weight_attr not in (None, "edge_weight"), "weights of a graph are its 'edge_weight'"),
+        ("subgraph_type", _name(subgraph_type) not in _SUBGRAPHS, f"known: {known}"),
+    )
+    induced = not directed or _SUBGRAPHS[_name(subgraph_type)] == "shadow"
+    if weight_attr is not None and induced:
+        raise ArgumentError("weight_attr and an induced subgraph cannot both be had: leave one of them out")
+    return "weighted" if weight_attr is not None else "shadow" if induced else "neighbor"
+
+
+def _epochs(seed: int | None, shuffle: bool) -> dict[str, Any]:
+    """Returns options of sampling: each iteration is an epoch of its own."""
+    return {
+        "epochs": EVERY_EPOCH,
+        "seed": torch.initial_seed() % (1 << 64) if seed is None else seed,
+        "splits": ("train" if shuffle else "infer",),
+    }
+
+
+def _request(
+    graph: Graph, config: SampleConfig, mode: str | Mode, device: str, memory: Size | None, edge_ids: bool
+) -> SourceRequest:
+    where = mode_named(mode)
+    where.check(graph, device)
+    return SourceRequest(graph, config, where, memory, where.device(device, 0), str(graph.path), edge_ids)
+
+
+def _both_ways(batch: Any) -> Any:
     from outcrop.loading.bidirectional import both_ways
 
-    return both_ways if transform is None else lambda batch: transform(both_ways(batch))
+    return both_ways(batch)
 
 
-def _fanouts(graph: Graph, num_neighbors: Any) -> tuple[tuple[int, ...], Any]:
-    """Returns the fanouts of all edge types, and those of each one where they differ.
+def _after(first: Callable[[Any], Any], transform: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+    return first if transform is None else lambda batch: transform(first(batch))
+
+
+def _hops(graph: Graph, num_neighbors: Any) -> dict[str, Any]:
+    """Returns options of sampling: the fanouts of all edge types, and those of each one where they differ.
 
     Raises:
         ArgumentError: A dict does not name each edge type of the graph.
@@ -210,7 +335,7 @@ def _fanouts(graph: Graph, num_neighbors: Any) -> tuple[tuple[int, ...], Any]:
         except ValueError as error:
             raise ArgumentError(f"num_neighbors: {error}") from None
     if not isinstance(num_neighbors, Mapping):
-        return as_fanouts(num_neighbors), ()
+        return {"fanouts": as_fanouts(num_neighbors)}
     if not graph.is_typed:
         raise ArgumentError("num_neighbors is a dict, and the graph has one type of edges: give a list")
     by_type = as_fanouts_by_type(num_neighbors)
@@ -221,7 +346,7 @@ def _fanouts(graph: Graph, num_neighbors: Any) -> tuple[tuple[int, ...], Any]:
             f"num_neighbors names no fanouts for edge type {missing[0]!r}: give a list for each edge type, [0, 0] for "
             "one that is not followed"
         )
-    return (1,) * max(map(len, named.values())), by_type
+    return {"fanouts": (1,) * max(map(len, named.values())), "fanouts_by_type": by_type}
 
 
 def _of_seed_type(graph: Graph, input_nodes: Any) -> tuple[Graph, Any]:

@@ -30,7 +30,9 @@ def to_hetero(
         [2, e] (source, target), num_sampled_edges as a list per hop, edge_attr [e, D] where they have features,
         edge_weight where they have weights, and e_id int64 [e] where it is known: positions within the type, which are
         the rows of its features. Features of edges are there where the batch was loaded with them. Types of which a
-        batch has nothing are there, empty. Untrimmed batches have no lists per hop.
+        batch has nothing are there, empty. Untrimmed batches have no lists per hop. Link prediction adds to the type of
+        the edges to be predicted edge_label_index int64 [2, L] (local), edge_label float32 [L] and input_id; the types
+        of their ends have no y then, and no batch_size.
     """
     data, structure = HeteroData(), batch.graph
     for of, nodes in zip(graph.node_types, structure.nodes, strict=True):
@@ -45,13 +47,26 @@ def to_hetero(
             data[of.name].x = rows
         else:
             data[of.key].edge_attr = batch.edge_rows(of.number, place)
-    seeds = data[graph.node_types[structure.seed_type].name]
-    seeds.y, seeds.batch_size = batch.y, structure.num_seeds
-    if input_id is not None:
-        seeds.input_id = as_tensor(input_id, batch.device)
+    if structure.edge_label_index is not None:
+        _add_links(data[graph.edge_types[structure.edge_label_type].key], batch)
+    else:
+        seeds = data[graph.node_types[structure.seed_type].name]
+        seeds.y, seeds.batch_size = batch.y, structure.num_seeds
+        if input_id is not None:
+            seeds.input_id = as_tensor(input_id, batch.device)
     if number is not None:
         data.number = number
     return data
+
+
+def _add_links(store: Any, batch: MiniBatch) -> None:
+    structure = batch.graph
+    assert structure.edge_label_index is not None
+    assert structure.edge_label is not None
+    store.edge_label_index = as_tensor(structure.edge_label_index.astype(np.int64), batch.device)
+    store.edge_label = as_tensor(structure.edge_label.copy(), batch.device)
+    if structure.edge_input_id is not None:
+        store.input_id = as_tensor(structure.edge_input_id, batch.device)
 
 
 def files_of(batch: MiniBatch, graph: Graph) -> tuple[RowFile, ...]:

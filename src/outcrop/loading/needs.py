@@ -25,7 +25,8 @@ from outcrop.runtime.progress import Progress
 from outcrop.runtime.runtime import UNCOUNTED, Rehearsal, Runtime
 from outcrop.runtime.sharing import Among
 from outcrop.runtime.smallest_budget import SMALLER_BATCHES
-from outcrop.sampling.sampler import BatchSampler, Ids
+from outcrop.sampling.sampler import BatchSampler
+from outcrop.sampling.seeds import Chosen
 from outcrop.sampling.typed import wants_distinct_edges
 from outcrop.store import record
 from outcrop.store.graph import Graph
@@ -65,7 +66,7 @@ class CountedBatches(Rehearsal):
         config: SampleConfig,
         passes: Sequence[Pass],
         progress: Progress | bool | None = None,
-        ids: Mapping[str, Ids] | None = None,
+        ids: Mapping[str, Chosen] | None = None,
     ):
         graph = graph.with_edge_rows(config.edge_rows)
         self._graph, self._config, self._progress, self._ids = graph, config, progress, ids or {}
@@ -174,7 +175,7 @@ class BatchCounter:
         graph: Graph,
         config: SampleConfig,
         passes: Sequence[Pass],
-        ids: Mapping[str, Ids] | None = None,
+        ids: Mapping[str, Chosen] | None = None,
     ) -> CountedBatches:
         """Returns how large the batches are; those around ``ids`` are drawn in any case."""
         if ids:
@@ -204,7 +205,7 @@ class SessionNeeds:
         run: Path | None = None,
         epoch_splits: tuple[str, ...] = ("train",),
         counter: BatchCounter | None = None,
-        ids: Mapping[str, Ids] | None = None,
+        ids: Mapping[str, Chosen] | None = None,
     ):
         self._ids = ids
         self._graph = graph.with_edge_rows(config.edge_rows)

@@ -14,7 +14,7 @@ from outcrop.loading.row_check import RowCheck
 from outcrop.loading.run_stages import open_recorded
 from outcrop.loading.session import LoadSession
 from outcrop.runtime.runtime import Runtime
-from outcrop.sampling.sampler import Ids
+from outcrop.sampling.seeds import Chosen
 from outcrop.sampling.topology import placement_of, topology_bytes
 from outcrop.store import run
 from outcrop.store.graph import Graph
@@ -29,7 +29,7 @@ def open_session(
     config: SampleConfig | None = None,
     device: DeviceConfig = CPU,
     epoch_splits: tuple[str, ...] = ("train",),
-    ids: Mapping[str, Ids] | None = None,
+    ids: Mapping[str, Chosen] | None = None,
 ) -> LoadSession:
     """Opens a session of loading in ``mode``.
 
@@ -40,7 +40,8 @@ def open_session(
     Args:
         device: Where batches go.
         epoch_splits: What one epoch goes over; mode ``belady`` plans for it.
-        ids: Nodes of a split, in place of those that the graph has, for batches drawn on the fly.
+        ids: Nodes of a split, or edges to be predicted, in place of those that the graph has, for batches drawn on the
+            fly.
 
     Raises:
         ArgumentError: Mode unknown, or ``packed`` or ``belady`` without a run; or the graph has several types, and the

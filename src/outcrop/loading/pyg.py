@@ -94,6 +94,8 @@ def pyg_arrays(graph: BatchGraph, input_ids: InputIds | None = None) -> dict[str
     if graph.edge_label is not None and graph.edge_label_index is not None:
         found["edge_label_index"] = graph.edge_label_index.astype("int64")
         found["edge_label"] = graph.edge_label.copy()
-    if input_ids is not None:
+    if graph.edge_input_id is not None:
+        found["input_id"] = graph.edge_input_id
+    elif input_ids is not None:
         found["input_id"] = input_ids.of(graph)
     return found

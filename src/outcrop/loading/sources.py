@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from outcrop.config import DeviceConfig, SampleConfig, Size, parse_size
@@ -23,7 +25,8 @@ from outcrop.loading.run_loader import Source
 from outcrop.loading.session import LoadSession
 from outcrop.runtime.runtime import Runtime
 from outcrop.runtime.smallest_budget import naming_smallest
-from outcrop.sampling.seeds import Ids
+from outcrop.sampling.link_seeds import ChosenEdges
+from outcrop.sampling.seeds import Chosen, Ids
 from outcrop.store import manifest as manifests
 from outcrop.store import samples
 from outcrop.store.batches import BatchGraph
@@ -109,16 +112,42 @@ def drawn_source(asked: SourceRequest, split: str | ArrayLike, *, drop_last: boo
     Raises:
         ArgumentError: Bad node ids, a split that the graph has not, or a mode that needs recorded batches.
     """
-    graph, mode, home = asked.graph, asked.mode, asked.home
-    config = asked.config if asked.config.sampler == EXTERNAL else _with_edge_ids(asked)
+    home = asked.home
+    _require_any_nodes(asked.mode)
+    if asked.config.sampler == EXTERNAL:
+        raise ArgumentError(f"{home}: its batches came from elsewhere: none can be drawn around other nodes")
+    ids, name, of = _chosen_ids(asked.graph, split, home)
+    source = _drawn(asked, ids, name, {"nodes": of}, drop_last)
+    positions = InputIds(ids)
+    return replace(source, input_ids=lambda runtime: positions)
+
+
+def drawn_links(asked: SourceRequest, edges: ChosenEdges, *, drop_last: bool = False) -> Source:
+    """Describes batches of ``config``, whose task is ``link``, around ``edges``, drawn as they are needed, in the order
+    that :func:`drawn_source` says. Batches know themselves which of ``edges`` they have.
+    """
+    _require_any_nodes(asked.mode)
+    if edges.index is None:
+        name = of = "all edges"
+    else:
+        name, of = f"{len(edges)} edges", hashlib.sha256(np.ascontiguousarray(edges.index).data).hexdigest()
+    identity = {"edges": of, "edge_type": list(edges.edge_type.key)}
+    return _drawn(asked, edges, name, identity, drop_last)
+
+
+def _require_any_nodes(mode: Mode) -> None:
     if not mode.any_nodes:
         others = names_of(tuple(other for other in MODES if other.any_nodes))
         raise ArgumentError(f"mode {mode} has no batches of its own choice of nodes: use {others}")
-    if config.sampler == EXTERNAL:
-        raise ArgumentError(f"{home}: its batches came from elsewhere: none can be drawn around other nodes")
-    ids, name, of = _chosen_ids(graph, split, home)
+
+
+def _drawn(
+    asked: SourceRequest, chosen: Chosen, name: str, identity: Mapping[str, Any], drop_last: bool
+) -> Source:
+    """Describes batches around ``chosen``, which ``identity`` names."""
+    graph, mode, config, home = asked.graph, asked.mode, _with_edge_ids(asked), asked.home
     (drawn_split,) = config.splits
-    nodes, limit = {drawn_split: ids}, asked.limit
+    nodes, limit = {drawn_split: chosen}, asked.limit
 
     def open_it() -> tuple[Runtime, LoadSession]:
         runtime = Runtime(asked.memory)
@@ -130,20 +159,19 @@ def drawn_source(asked: SourceRequest, split: str | ArrayLike, *, drop_last: boo
         needs = partial(SessionNeeds, graph, mode, config, passes, ids=nodes)
         return naming_smallest(limit, lambda: needs().fits, f"load mini-batches in mode {mode}")
 
-    positions = InputIds(ids)
-    identity = {"graph": graph.digest(), "nodes": of, "sampling": manifests.plain(config.as_stored())}
+    sampling = manifests.plain(config.as_stored())
     return Source(
         name=name,
         graph=graph,
         split=drawn_split,
-        count=len(ids) // config.batch_size if drop_last else -(-len(ids) // config.batch_size),
+        count=len(chosen) // config.batch_size if drop_last else -(-len(chosen) // config.batch_size),
         all_batches=not drop_last,
         distinct=range(0),
         key=object(),
         open=open_it,
-        input_ids=lambda runtime: positions,
+        input_ids=None,
         complete=_edge_lookup(asked),
-        identity=identity,
+        identity={"graph": graph.digest(), **identity, "sampling": sampling},
         home=home,
         refusing=refusing,
     )

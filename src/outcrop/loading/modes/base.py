@@ -17,7 +17,8 @@ from outcrop.rows import RowSource
 from outcrop.runtime import memory_tables
 from outcrop.runtime.memory_plan import Part
 from outcrop.runtime.runtime import Runtime
-from outcrop.sampling.sampler import BatchSampler, Ids
+from outcrop.sampling.sampler import BatchSampler
+from outcrop.sampling.seeds import Chosen
 from outcrop.store.graph import Graph
 from outcrop.store.graph_types import RowFile
 from outcrop.store.samples import SampleSet
@@ -30,7 +31,8 @@ class SessionRequest:
     Attributes:
         config: How batches are drawn; of a run, how its batches were.
         epoch_splits: What one epoch goes over; mode ``belady`` plans for it.
-        ids: Of batches drawn on the fly: nodes of a split, in place of those that the graph has.
+        ids: Of batches drawn on the fly: nodes of a split, or edges to be predicted, in place of those that the graph
+            has.
         run: Folder of the run that has the batches, and
         recorded: its batches; None: they are drawn on the fly.
     """
@@ -40,7 +42,7 @@ class SessionRequest:
     config: SampleConfig
     device: DeviceConfig
     epoch_splits: tuple[str, ...] = ("train",)
-    ids: Mapping[str, Ids] | None = None
+    ids: Mapping[str, Chosen] | None = None
     run: Path | None = None
     recorded: SampleSet | None = None
 
