@@ -11,7 +11,9 @@ import torch
 
 import outcrop
 from artifact_support import memory_folder
+from outcrop.config import DeviceConfig
 from outcrop.errors import ArgumentError
+from outcrop.loading.open import open_session
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
 from outcrop.testing import write_graph
@@ -91,6 +93,31 @@ def test_batches_are_neighborloaders(graph):
         persistent_workers=True,
     )
     assert [batch.n_id.tolist() for batch in again] == epochs[0]
+
+
+def test_graphs_without_features_have_batches_of_ids(graph, tmp_path):
+    """For tables of embeddings that a script indexes by ``n_id``: the batches are those of the graph with features."""
+    parts = {"edges": graph.edge_index().T, "labels": np.arange(NODES) % 3}
+    bare = outcrop.import_graph(parts, tmp_path / "bare", progress=False)
+    whole = outcrop.import_graph(
+        {**parts, "features": np.ones((NODES, 2))}, tmp_path / "whole", progress=False
+    )
+    options = {"batch_size": 64, "shuffle": True, "seed": 2}
+    for mode in ("online", "memory", "memmap", "ondisk", "dynamic", outcrop.Online(topology="paged")):
+        loaders = [
+            outcrop.pyg.NeighborLoader(data, [3, 2], mode=mode, memory="4MiB", **options)
+            for data in (whole, bare)
+        ]
+        for with_rows, without in zip(*loaders, strict=True):
+            assert "x" not in without
+            assert without.num_nodes == with_rows.num_nodes
+            for name in ("n_id", "edge_index", "y", "input_id"):
+                assert torch.equal(without[name], with_rows[name])
+            del with_rows, without
+    (batch,) = outcrop.pyg.LinkNeighborLoader(bare, [2], torch.tensor([[1], [2]]))
+    assert batch.n_id[:2].tolist() == [1, 2]
+    with pytest.raises(outcrop.FormatError, match=r"no features.* or load its batches for the CPU"):
+        open_session(bare, Runtime(threads=1), "online", device=DeviceConfig("cuda"))
 
 
 def test_seeds_come_as_asked_for(graph):
