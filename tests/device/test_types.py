@@ -11,6 +11,7 @@ import outcrop as oc
 from outcrop.config import DeviceConfig
 from outcrop.errors import ArgumentError
 from outcrop.loading.open import open_session
+from outcrop.pyg import LinkNeighborLoader
 from outcrop.runtime.runtime import Runtime
 from typed_reference import TypedGraph
 from typed_store import write_typed
@@ -164,3 +165,37 @@ def test_a_loader_gives_what_it_gives_on_the_cpu(run, gpu, mode):
                     else:
                         assert other[name] == value, name
             del ours, theirs, one, other, value
+
+
+@pytest.mark.parametrize("mode", ["memory", "online", "drawn there"])
+@pytest.mark.parametrize("typed", [False, True])
+def test_batches_of_links_are_those_of_the_cpu(graph, tmp_path, gpu, mode, typed):
+    """Labels and indices have another length than all else that goes there."""
+    key = next(one.key for one in graph.edge_types if one.source is not one.target)
+    if not typed:
+        rng = np.random.default_rng(0)
+        parts = {"edges": rng.integers(0, 90, (400, 2)), "features": rng.random((90, 5), np.float32)}
+        graph = oc.import_graph(parts, tmp_path / "plain", progress=False)
+    elif mode == "drawn there":
+        pytest.skip("graphs with types are drawn by the CPU")
+    edges = torch.tensor([[0, 1, 2, 3, 0], [1, 0, 1, 1, 1]])
+    options = {
+        "edge_label_index": (key, edges) if typed else edges,
+        "edge_label": torch.arange(5) % 3,
+        "neg_sampling_ratio": 7.0,
+        "batch_size": 2,
+        "shuffle": True,
+        "seed": 3,
+    }
+    on_gpu = oc.Online(sample_on="gpu") if mode == "drawn there" else mode
+    expected = list(_links(LinkNeighborLoader(graph, [2, 2], **options), key, typed))
+    found = list(_links(LinkNeighborLoader(graph, [2, 2], mode=on_gpu, device=GPU, **options), key, typed))
+    assert len(found) == 3
+    assert found == expected
+
+
+def _links(loader, key, typed):
+    for batch in loader:
+        stores = [batch[name] for name in (*key[::2], key)] if typed else [batch]
+        names = ("x", "n_id", "edge_index", "edge_label_index", "edge_label", "input_id")
+        yield [store[name].cpu().tolist() for store in stores for name in names if name in store]
