@@ -392,7 +392,7 @@ class DiskArray:
         return rows.view(self.dtype).reshape(self.spec.shape)
 
     def verify(self) -> None:
-        """Reads the file and compares its checksum.
+        """Reads the file and compares its checksum; what follows the rows, up to whole pages, must be zeros.
 
         Raises:
             ChecksumError: The bytes differ from those that were written.
@@ -406,6 +406,20 @@ class DiskArray:
             at, left = at + len(part), left - len(part)
             self._runtime.progress.advance("verify", len(part))
         self.check(crc)
+        self._check_padding()
+
+    def _check_padding(self) -> None:
+        """Checks what follows the rows, which no checksum has where pages have none."""
+        padding = np.empty(max(self.spec.file_bytes - self.spec.data_bytes, 0), np.uint8)
+        if not len(padding):
+            return
+        self._runtime.io.read(self.file, self.spec.data_bytes, padding)
+        if padding.any():
+            at = int(np.argmax(padding != 0))
+            raise ChecksumError(
+                f"{self.path}: byte {self.spec.data_bytes + at}, behind its rows, is {padding[at]}, 0 was written: the "
+                f"file was damaged after it was written; remove {self.path.parent} and make it again"
+            )
 
     def _verify_buffer(self, wanted: int) -> np.ndarray:
         """Takes memory, uint8, under the tag ``verify``: at most ``wanted`` bytes, else whole pages."""

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 import outcrop._core as _core
 from outcrop.errors import ChecksumError, FormatError
 from outcrop.runtime.progress import Progress
@@ -158,13 +160,23 @@ def _is_there(folder: RemoteFolder, manifest: Manifest, spec: ArraySpec) -> bool
 def _verify_file(
     folder: RemoteFolder, spec: ArraySpec, readers: ThreadPoolExecutor, advance: Callable[[int], None]
 ) -> None:
-    def crc_of(offset: int) -> int:
-        count = min(RANGE_BYTES, spec.data_bytes - offset)
-        return _core.crc32c(as_array(folder.read_range(spec.file, offset, count)))
+    def data_of(offset: int) -> int:
+        return max(min(RANGE_BYTES, spec.data_bytes - offset), 0)
 
-    crc, offsets = 0, range(0, spec.data_bytes, RANGE_BYTES)
+    def crc_of(offset: int) -> int:
+        content = folder.read_range(spec.file, offset, min(RANGE_BYTES, spec.file_bytes - offset))
+        data, padding = np.split(as_array(content), [data_of(offset)])
+        if padding.any():
+            at = max(offset, spec.data_bytes) + int(np.argmax(padding != 0))
+            raise ChecksumError(
+                f"{folder.uri}/{spec.file}: byte {at}, behind its rows, is not 0: it was damaged there or on the way; "
+                "upload it again"
+            )
+        return _core.crc32c(data)
+
+    crc, offsets = 0, range(0, spec.file_bytes, RANGE_BYTES)
     for offset, own in zip(offsets, readers.map(crc_of, offsets), strict=True):
-        count = min(RANGE_BYTES, spec.data_bytes - offset)
+        count = data_of(offset)
         crc = _core.crc32c_combine(crc, own, count)
         advance(count)
     if crc != spec.crc32c:
