@@ -2,6 +2,7 @@
 
     python examples/embed/quality.py DATA --work FOLDER [--only FB15k-237] [--seeds 5] [--json quality.json]
     python examples/embed/quality.py DATA --work FOLDER --only FB15k-237+small --partitions 1 8 12 [--sweeps 16]
+    python examples/embed/quality.py DATA --work FOLDER --only FB15k-237+decay --partitions 8 12 --sweeps 2 --order slices
     python examples/embed/quality.py DATA --work FOLDER --only FB15k-237+small --partitions 8 --groups 1 2 4
 
 DATA holds a folder for each graph: train.txt, valid.txt and test.txt, or one edge list, whose edges are then held out
@@ -44,13 +45,15 @@ class Case:
     partitions: int
     sweeps: int
     groups: int
+    order: str = "best"
 
     @property
     def name(self) -> str:
         if self.partitions == 1:
             return self.config.stem
         groups = "" if self.groups == 1 else f"-{self.groups}-groups"
-        return f"{self.config.stem}-{self.partitions}-partitions-{self.sweeps}-sweeps{groups}"
+        order = "" if self.order == "best" else f"-{self.order}"
+        return f"{self.config.stem}-{self.partitions}-partitions-{self.sweeps}-sweeps{groups}{order}"
 
     @property
     def resident(self) -> int:
@@ -69,7 +72,8 @@ class Case:
         }
         buffer = ["--swapping", "--buffer", str(BUFFER), "--sweeps", str(self.sweeps)]
         groups = [] if self.groups == 1 else ["--groups", str(self.groups)]
-        return [*buffer, *groups, *chain.from_iterable(scaled.items())]
+        order = [] if self.order == "best" else ["--order", self.order]
+        return [*buffer, *groups, *order, *chain.from_iterable(scaled.items())]
 
 
 def one_seed(case: Case, folder: Path, work: Path, seed: int) -> dict[str, Any]:
@@ -103,6 +107,7 @@ def summary(case: Case, found: list[dict[str, Any]]) -> dict[str, Any]:
         "partitions": case.partitions,
         "sweeps": case.sweeps if case.partitions > 1 else 1,
         **({"groups": case.groups} if case.groups > 1 else {}),
+        **({"order": case.order} if case.order != "best" else {}),
         "protocol": found[0]["protocol"],
         "seeds": len(found),
         "train_seconds": min(f["train_seconds"] for f in found),
@@ -131,6 +136,7 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, nargs="*", default=[1], help=f"{BUFFER} of them in memory")
     parser.add_argument("--sweeps", type=int, default=16, help="of an epoch over more than one partition")
     parser.add_argument("--groups", type=int, nargs="*", default=[1], help="that partitions are trained in")
+    parser.add_argument("--order", default="best", help="in which partitions are in memory, or slices")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
@@ -140,7 +146,7 @@ def main() -> None:
         if (options.only and config.stem not in options.only) or not folder.is_dir():
             continue
         for partitions, groups in product(options.partitions, options.groups):
-            case = Case(config, partitions, options.sweeps, groups)
+            case = Case(config, partitions, options.sweeps, groups, options.order)
             rows.append(
                 summary(case, [one_seed(case, folder, options.work, s) for s in range(options.seeds)])
             )

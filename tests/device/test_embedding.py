@@ -97,10 +97,13 @@ def test_every_model_learns_what_it_learns_on_the_cpu(kg, tmp_path, model, loss,
 
 
 @pytest.mark.no_kernels
-@pytest.mark.parametrize("optimizer", ["adagrad", "sgd", "adam"])
+@pytest.mark.parametrize(
+    ("optimizer", "order"), [("adagrad", "best"), ("sgd", "best"), ("adam", "best"), ("adagrad", "slices")]
+)
 @pytest.mark.parametrize("resident", [True, False])
-def test_swapping_and_optimizers(kg, tmp_path, optimizer, resident, gpu, on_cpu):
-    config = replace(CONFIG, model="complex", optimizer=optimizer, reciprocal=True, n3=0.01, sweeps=2)
+def test_swapping_and_optimizers(kg, tmp_path, optimizer, order, resident, gpu, on_cpu):
+    options = {"optimizer": optimizer, "order": order, "sweeps": 2}
+    config = replace(CONFIG, model="complex", reciprocal=True, n3=0.01, **options)
     ours = trained(kg, tmp_path, "gpu", config, TO, slices=3, resident=resident)
     alike(ours, on_cpu(config, slices=3, resident=resident))
     assert ours[0].result.resident == resident

@@ -11,8 +11,7 @@ from outcrop.embed.buckets import Buckets
 from outcrop.embed.edges import TrainingEdges
 from outcrop.embed.evaluate import reserve
 from outcrop.embed.moves import moving_bytes
-from outcrop.embed.rounds import make_rounds
-from outcrop.embed.schedule import Schedule
+from outcrop.embed.schedules import make_schedule
 from outcrop.embed.step import TAG, batch_bytes, stride
 from outcrop.embed.tables import slab_rows
 from outcrop.embed.training import UNIT_EDGE_BYTES, fits_in_memory, relation_shape
@@ -37,17 +36,15 @@ class EmbeddingNeeds:
     def __init__(self, buckets: Buckets, config: EmbedConfig, resident: bool | None, group: Group):
         self._buckets, self._config, self._group = buckets, config, group
         self._resident = resident if group.alone else False
-        partitions = buckets.partitions
-        rounds = make_rounds(config.order, partitions, config.buffer, config.groups or 1)
         with Runtime() as runtime:
-            schedule = Schedule(rounds, buckets.slices, buckets.starts(runtime), config.seed, config.sweeps)
+            schedule = make_schedule(buckets, config, buckets.starts(runtime))
         units = [
             (unit.num_edges, unit.pool)
             for epoch in range(config.epochs)
             for unit in schedule.all_units(epoch)
         ]
         self._edges = max((edges for edges, _ in units), default=0)
-        self._swapped = rounds.most_resident
+        self._swapped = schedule.most_resident
         sizes = [_pages(4 * buckets.division.size(part)) for part in range(buckets.division.parts)]
         pools = {pool for _, pool in units} if config.by_degree else set()
         self._degrees = max((sum(sizes[part] for part in pool) for pool in pools), default=0)
@@ -71,7 +68,7 @@ class EmbeddingNeeds:
         resident = self._resident
         if resident is None:
             resident = fits_in_memory(buckets, config, budget.free_bytes)
-        slots = (buckets.partitions if resident else self._swapped) * buckets.slices
+        slots = buckets.division.parts if resident else self._swapped
         floats = stride(config, config.dim)
         slab_bytes = 4 * slab_rows(buckets.division, floats) * floats
         if not self._group.alone:

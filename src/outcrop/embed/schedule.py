@@ -79,6 +79,11 @@ class Schedule:
         return self._rounds.groups
 
     @property
+    def most_resident(self) -> int:
+        """Counts the slices that a group holds at the most."""
+        return self._rounds.most_resident * self._count // self._rounds.partitions
+
+    @property
     def rounds(self) -> int:
         """Counts the rounds of an epoch, after which groups pass partitions on; one, where there is one group."""
         return 1 if self.groups == 1 else self._sweeps * self._rounds.count
@@ -194,19 +199,36 @@ class Schedule:
         among = np.array(buckets)
         source = np.repeat(members[among[:, 0]], members.shape[1], axis=1).ravel()
         target = np.tile(members[among[:, 1]], members.shape[1]).ravel()
-        bucket = source * self._count + target
-        first, size = self._starts[bucket], self._starts[bucket + 1] - self._starts[bucket]
-        first, stop = first + size * sweep // self._sweeps, first + size * (sweep + 1) // self._sweeps
-        count = -(-int((stop - first).sum()) // UNIT_EDGES)
-        turn = (mix64(bucket.astype(np.uint64) ^ key_of(self._seed, 2, epoch)) >> np.uint64(1)).astype(
-            np.int64
-        )
+        first, stop = self.part(source, target, sweep)
+        count = self.units_for(first, stop)
+        turn = self.turn(source, target, epoch)
         for unit in range(count):
-            share = (turn + unit) % count
-            begin = first + (stop - first) * share // count
-            end = first + (stop - first) * (share + 1) // count
+            begin, end = share_of(first, stop, (turn + unit) % count, count)
             pieces = np.stack([source, target, begin, end], axis=1)
             yield pieces[begin < end]
+
+    @staticmethod
+    def units_for(first: np.ndarray, stop: np.ndarray) -> int:
+        """Counts the units that edges ``first:stop`` of buckets are divided among."""
+        return -(-int((stop - first).sum()) // UNIT_EDGES)
+
+    def part(self, source: np.ndarray, target: np.ndarray, sweep: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns which edges, ``first:stop``, a sweep of an epoch trains of each bucket (source, target) of slices."""
+        bucket = source * self._count + target
+        return share_of(self._starts[bucket], self._starts[bucket + 1], sweep, self._sweeps)
+
+    def turn(self, source: np.ndarray, target: np.ndarray, epoch: int) -> np.ndarray:
+        """Draws int64 [n], one for each bucket and epoch: by how many shares the first of an epoch lies further on."""
+        bucket = (source * self._count + target).astype(np.uint64)
+        return (mix64(bucket ^ key_of(self._seed, 2, epoch)) >> np.uint64(1)).astype(np.int64)
+
+
+def share_of(
+    first: np.ndarray, stop: np.ndarray, share: np.ndarray | int, count: np.ndarray | int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns where share number ``share`` of ``count`` equal ones of ``first:stop`` begins and ends."""
+    size = stop - first
+    return first + size * share // count, first + size * (share + 1) // count
 
 
 def _slices(members: np.ndarray, state: State) -> tuple[int, ...]:

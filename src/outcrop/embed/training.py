@@ -42,8 +42,8 @@ from outcrop.embed.files import ProcessTable, TableState
 from outcrop.embed.gpu import GpuBuffer, GpuStepper
 from outcrop.embed.moves import SliceMoves, Transfer
 from outcrop.embed.negatives import Pool
-from outcrop.embed.rounds import make_rounds
-from outcrop.embed.schedule import UNIT_EDGES, Schedule, TrainUnit, key_pair
+from outcrop.embed.schedule import UNIT_EDGES, TrainUnit, key_pair
+from outcrop.embed.schedules import make_schedule
 from outcrop.embed.scores import score_function
 from outcrop.embed.step import Relations, Stepper, stride
 from outcrop.embed.tables import FILE, RowShape, SlotTable, Start, Table, slab_rows
@@ -232,8 +232,6 @@ class EmbeddingTrainer:
         score = score_function(config.model, config.dim)
         if config.reciprocal and not score.has_relations:
             raise ArgumentError(f"model {config.model} has no relations: leave --reciprocal out")
-        partitions = buckets.partitions
-        rounds = make_rounds(config.order, partitions, config.buffer, config.groups or 1)
         self._path = self.folder / CHECKPOINT
         self.records: list[EpochRecord] = []
         self._at = Position()
@@ -241,7 +239,7 @@ class EmbeddingTrainer:
         together = self._group.together
         with together("reading the buckets", patient=True):
             starts = buckets.starts(runtime)
-            self.schedule = Schedule(rounds, buckets.slices, starts, config.seed, config.sweeps)
+            self.schedule = make_schedule(buckets, config, starts)
             self.relations = make_relations(buckets, config, runtime)
         copy = self._copy = copy_of(config, self.folder, self._group)
         found = None if fresh else self._newest()
@@ -267,7 +265,7 @@ class EmbeddingTrainer:
                 self._stepper.begin()
                 if resident is None:
                     resident = self._group.alone and fits_in_memory(buckets, config, self._place.free_bytes())
-                slots = (partitions if resident else rounds.most_resident) * buckets.slices
+                slots = buckets.division.parts if resident else self.schedule.most_resident
                 self._moves = None if self._group.alone else SliceMoves(self.table, runtime)
                 self.buffer = self._place.buffer(self.table, slots)
                 self._degrees = buckets.array(runtime, "degrees") if config.by_degree else None

@@ -14,6 +14,8 @@ from outcrop.embed.numbering import Division
 from outcrop.embed.orders import ORDERS, Order, make_order
 from outcrop.embed.rounds import Rounds, make_rounds
 from outcrop.embed.schedule import Schedule
+from outcrop.embed.slice_schedule import SliceSchedule
+from outcrop.errors import ArgumentError
 
 
 def rounds_of(order: Order) -> Rounds:
@@ -71,6 +73,68 @@ def test_every_edge_is_trained_once_an_epoch_among_slices_that_are_there(
                 held |= {*coming}
                 coming = None
         assert trained == Counter(range(starts[-1]))
+
+
+@pytest.mark.parametrize("sweeps", [1, 3])
+@pytest.mark.parametrize(
+    ("count", "resident"), [(1, 1), (2, 2), (5, 2), (9, 3), (16, 6), (40, 39), (24, 24), (64, 24)]
+)
+def test_slices_are_exchanged_one_at_a_time_and_every_edge_is_trained_once(
+    count, resident, sweeps, monkeypatch
+):
+    monkeypatch.setattr(schedules, "UNIT_EDGES", 40)
+    counts = np.random.default_rng(count).integers(0, 9, count * count)
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    schedule = SliceSchedule(count, resident, starts, seed=3, sweeps=sweeps)
+    assert (schedule.groups, schedule.rounds, schedule.most_resident) == (1, 1, resident)
+    assert not schedule.holders(0, 0).any()
+    held: set[int] = set()
+    for epoch in range(3):
+        trained = Counter()
+        assert sum(unit.num_edges for unit in schedule.all_units(epoch)) == starts[-1]
+        for number, unit in enumerate(schedule.units(epoch)):
+            assert (unit.number, unit.key) == (number, (epoch, number))
+            held = held or {*unit.state}  # nothing is loaded between epochs, nor between sweeps
+            there = {*unit.state} - ({*unit.swap[0]} if unit.swap else set())
+            assert held == {*unit.state}
+            assert len(held) == resident
+            assert unit.num_edges <= 40 + len(unit.pieces)
+            for source, target, first, stop in unit.pieces.tolist():
+                bucket = source * count + target
+                assert starts[bucket] <= first < stop <= starts[bucket + 1]
+                assert {source, target} <= {*unit.pool} <= held
+                trained.update(range(first, stop))
+            if unit.swap:
+                (gone,), (came,) = unit.swap
+                assert {*unit.pool} == there
+                assert gone == unit.state[0]  # the oldest
+                assert came not in held
+                coming = came, gone
+            if unit.last and len(unit.pool) < resident:
+                held = held - {coming[1]} | {coming[0]}
+        assert trained == Counter(range(starts[-1]))
+
+
+def test_slices_meet_for_little_more_than_partitions_move():
+    """Sweeps over slices of the same partitions: 64 in 8, 96 in 12, of which 3 are in memory."""
+    for partitions, most in ((8, 1.2), (12, 1.3)):
+        count = 8 * partitions
+        schedule = SliceSchedule(count, 24, np.zeros(count * count + 1, np.int64), seed=0)
+        loads = [len(schedule.states(sweep)) - 1 for sweep in range(4)]
+        order = make_order("best", partitions, 3)
+        assert max(loads) <= most * 8 * (order.num_loads - len(order.states[0]))
+
+
+def test_sweeps_of_slices_follow_from_the_seed():
+    starts = np.arange(0, 16 * 16 * 3 + 1, 3)
+    one, two = SliceSchedule(16, 6, starts, 1), SliceSchedule(16, 6, starts, 2)
+    sequences = [[u.pieces.tolist() for u in s.units(e)] for s in (one, two) for e in (0, 1, 2)]
+    assert len({str(s) for s in sequences}) == 6
+    again = SliceSchedule(16, 6, starts, 1)
+    assert [u.pieces.tolist() for u in again.units(2)] == sequences[2]  # without the earlier ones
+    assert [u.pieces.tolist() for u in again.units(0)] == sequences[0]
+    with pytest.raises(ArgumentError, match="1 of 3 slices in memory are no two: raise --buffer"):
+        SliceSchedule(3, 1, np.arange(10), 0)
 
 
 def test_slices_are_dealt_out_anew_and_nothing_moves_between_sweeps():

@@ -59,6 +59,8 @@ def same(a, b):
         (40, {"buffer": 8}),
         (6, {"slices": 3}),
         (5, {"slices": 4, "sweeps": 3, "by_degree": 0.5}),
+        (5, {"slices": 2, "order": "slices"}),
+        (6, {"slices": 3, "order": "slices", "sweeps": 2, "by_degree": 0.5, "decay": 0.5}),
     ],
 )
 def test_swapping_gives_the_same_as_holding_everything(tmp_path, make_runtime, source, partitions, options):
@@ -123,10 +125,11 @@ def test_the_first_vectors_do_not_depend_on_the_partitions(tmp_path, make_runtim
     assert tables[0].std() == pytest.approx(0.1, rel=0.1)
 
 
+@pytest.mark.parametrize("order", ["best", "slices"])
 @pytest.mark.parametrize("resident", [True, False])
-def test_going_on_equals_no_interruption(tmp_path, make_runtime, source, resident, monkeypatch):
+def test_going_on_equals_no_interruption(tmp_path, make_runtime, source, resident, order, monkeypatch):
     monkeypatch.setattr(schedules, "UNIT_EDGES", 80)
-    runtime, config = make_runtime(), replace(CONFIG, sweeps=2, decay=0.6)
+    runtime, config = make_runtime(), replace(CONFIG, sweeps=2, decay=0.6, order=order)
     whole = tmp_path / "whole"
     buckets = buckets_of(source, whole, runtime, 6, slices=2)
     expected = fit(buckets, whole, config, runtime, resident=resident)
@@ -441,7 +444,9 @@ def test_impossible_requests(tmp_path, make_runtime, source):
         EmbeddingTrainer(buckets, run, replace(CONFIG, buffer=1), runtime)
     with pytest.raises(ArgumentError, match="model dot has no relations"):
         EmbeddingTrainer(buckets, run, replace(CONFIG, model="dot", reciprocal=True), runtime)
-    with pytest.raises(ArgumentError, match="order 'x' is unknown"):
+    with pytest.raises(ArgumentError, match="order slices trains one group of slices, and 2 are asked for"):
+        EmbeddingTrainer(buckets, run, replace(CONFIG, order="slices", groups=2), runtime)
+    with pytest.raises(ArgumentError, match="order 'x' is unknown; known: best, legend, beta, cover, slices"):
         EmbeddingTrainer(buckets, run, replace(CONFIG, order="x"), runtime)
     with pytest.raises(NumericError, match="lower the learning rate"):
         fit(buckets, run, replace(CONFIG, optimizer="sgd", learning_rate=1e30), runtime)
