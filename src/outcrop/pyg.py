@@ -76,7 +76,8 @@ class NeighborLoader(RunLoader):
             (or ``"val"``), ``"test"``; None = all nodes. Of a graph with types these are nodes of ``graph.seed_type``,
             or of any type: ``("paper", nodes)``.
         replace: Draw neighbours with replacement.
-        subgraph_type: ``directional``; ``bidirectional``: with each edge the one that leads back
+        subgraph_type: ``directional``; ``bidirectional``: with each edge the one that leads back, of graphs with types
+            then without ``edge_attr``, ``edge_weight`` and ``e_id``
             (:func:`outcrop.loading.bidirectional.both_ways`); ``induced``: all edges among the nodes that were reached.
         directed: False is ``subgraph_type="induced"``.
         weight_attr: ``"edge_weight"`` draws neighbours in proportion to the graph's weights.
@@ -142,14 +143,13 @@ class NeighborLoader(RunLoader):
             **_hops(graph, num_neighbors),
             batch_size=batch_size,
             replace=replace,
-            sampler=_sampler(weight_attr, subgraph_type, directed),
+            sampler=_sampler(graph, weight_attr, subgraph_type, directed),
             **_epochs(seed, shuffle),
             edge_rows=graph.has_edge_rows,
         )
         asked = _request(graph, config, mode, device, memory, edge_ids)
         source = drawn_source(asked, "all" if input_nodes is None else input_nodes, drop_last=drop_last)
-        if _name(subgraph_type) == "bidirectional":
-            transform = _after(_both_ways, transform)
+        transform = _with_ways_back(subgraph_type, transform)
         super().__init__(source, Sessions(), Ranks(), transform=transform)
 
 
@@ -157,12 +157,13 @@ class LinkNeighborLoader(RunLoader):
     """torch_geometric's LinkNeighborLoader on a graph that lies on disk, with nothing prepared.
 
     Batches are drawn around both ends of edges that are to be predicted, and of negative ones. They have what those of
-    :class:`NeighborLoader` have, and ``edge_label_index`` int64 [2, L] (local), ``edge_label`` [L] and ``input_id``
-    int64, which of the edges given the positive ones are; or, with triplets, ``src_index`` [n], ``dst_pos_index`` [n]
-    and ``dst_neg_index`` [n] or [n, amount]. Of graphs with types these belong to the type of the edges, and of
-    triplets to the types of their ends, as torch_geometric has it. Negative nodes are drawn uniformly and may hit an
-    edge of the graph. Nothing of the graph is masked: edges to be predicted that the graph has are also drawn as
-    neighbours, unless they were split off before (``RandomLinkSplit`` with ``disjoint_train_ratio``).
+    :class:`NeighborLoader` have, but for ``y`` and ``batch_size``, and ``edge_label_index`` int64 [2, L] (local),
+    ``edge_label`` [L] and ``input_id`` int64, which of the edges given the positive ones are; or, with triplets,
+    ``src_index`` [n], ``dst_pos_index`` [n] and ``dst_neg_index`` [n] or [n, amount]. Of graphs with types these belong
+    to the type of the edges, and of triplets to the types of their ends, as torch_geometric has it. Negative nodes are
+    drawn uniformly and may hit an edge of the graph. Nothing of the graph is masked: edges to be predicted that the
+    graph has are also drawn as neighbours, unless they were split off before (``RandomLinkSplit`` with
+    ``disjoint_train_ratio``).
 
     Args:
         data: As of :class:`NeighborLoader`: the edges that messages go along.
@@ -170,8 +171,8 @@ class LinkNeighborLoader(RunLoader):
         edge_label_index: Edges to be predicted, int [2, n] of (source, target), which need not be edges of the graph;
             the name of a split of edges that was imported with it (``"train"``, ``"valid"``, ``"test"``); None: all
             edges of the graph, in the order of ``graph.edge_index()``. Of a graph with types a pair of an edge type,
-            (source, relation, target), and such edges, or an edge type alone. An array that is given is not copied, and
-            not counted in ``memory``.
+            (source, relation, target), and such edges, or an edge type alone. An array that is given is not copied, nor
+            counted in ``memory``: do not change it while batches are drawn.
         edge_label: Labels of these edges, [n] or [n, columns] of any numbers; None: none.
         neg_sampling: ``"binary"``, ``"triplet"``, ``{"mode": "binary", "amount": 2.0}``, or torch_geometric's
             ``NegativeSampling``: negatives for each positive edge. With binary ones ``edge_label`` is 0 for negatives,
@@ -236,7 +237,7 @@ class LinkNeighborLoader(RunLoader):
             **_hops(graph, num_neighbors),
             batch_size=batch_size,
             replace=replace,
-            sampler=_sampler(weight_attr, subgraph_type, directed),
+            sampler=_sampler(graph, weight_attr, subgraph_type, directed),
             **_epochs(seed, shuffle),
             edge_rows=graph.has_edge_rows,
             task="link",
@@ -245,9 +246,7 @@ class LinkNeighborLoader(RunLoader):
         )
         asked = _request(graph, config, mode, device, memory, edge_ids)
         source = drawn_links(asked, edges, drop_last=drop_last)
-        made = _after(labels, transform)
-        if _name(subgraph_type) == "bidirectional":
-            made = _after(_both_ways, made)
+        made = _with_ways_back(subgraph_type, _after(labels, transform))
         super().__init__(source, Sessions(), Ranks(), transform=made)
 
 
@@ -281,14 +280,16 @@ def _refused(
     )  # fmt: skip
 
 
-def _sampler(weight_attr: str | None, subgraph_type: Any, directed: bool) -> Any:
+def _sampler(graph: Graph, weight_attr: str | None, subgraph_type: Any, directed: bool) -> Any:
     """Returns the name of the sampler."""
-    known = ", ".join(_SUBGRAPHS)
+    known, name = ", ".join(_SUBGRAPHS), _name(subgraph_type)
+    induced = not directed or _SUBGRAPHS.get(name) == "shadow"
     _refuse(
         ("weight_attr", weight_attr not in (None, "edge_weight"), "weights of a graph are its 'edge_weight'"),
-        ("subgraph_type", _name(subgraph_type) not in _SUBGRAPHS, f"known: {known}"),
-    )
-    induced = not directed or _SUBGRAPHS[_name(subgraph_type)] == "shadow"
+        ("subgraph_type", name not in _SUBGRAPHS, f"known: {known}"),
+        ("an induced subgraph", graph.is_typed and induced, "the graph has types: choose directional or "
+         "bidirectional"),
+    )  # fmt: skip
     if weight_attr is not None and induced:
         raise ArgumentError("weight_attr and an induced subgraph cannot both be had: leave one of them out")
     return "weighted" if weight_attr is not None else "shadow" if induced else "neighbor"
@@ -311,10 +312,14 @@ def _request(
     return SourceRequest(graph, config, where, memory, where.device(device, 0), str(graph.path), edge_ids)
 
 
-def _both_ways(batch: Any) -> Any:
+def _with_ways_back(
+    subgraph_type: Any, transform: Callable[[Any], Any] | None
+) -> Callable[[Any], Any] | None:
+    if _name(subgraph_type) != "bidirectional":
+        return transform
     from outcrop.loading.bidirectional import both_ways
 
-    return both_ways(batch)
+    return _after(both_ways, transform)
 
 
 def _after(first: Callable[[Any], Any], transform: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
@@ -335,7 +340,10 @@ def _hops(graph: Graph, num_neighbors: Any) -> dict[str, Any]:
         except ValueError as error:
             raise ArgumentError(f"num_neighbors: {error}") from None
     if not isinstance(num_neighbors, Mapping):
-        return {"fanouts": as_fanouts(num_neighbors)}
+        try:
+            return {"fanouts": as_fanouts(num_neighbors)}
+        except ArgumentError as error:
+            raise ArgumentError(f"num_neighbors: {error}") from None
     if not graph.is_typed:
         raise ArgumentError("num_neighbors is a dict, and the graph has one type of edges: give a list")
     by_type = as_fanouts_by_type(num_neighbors)

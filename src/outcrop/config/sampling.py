@@ -194,8 +194,15 @@ class SampleConfig:
             problems.append(f"task {self.task!r} is unknown; known: node, link")
         if not 0 <= self.negatives < math.inf:
             problems.append(f"{self.negatives} negatives per edge are not possible")
+        elif self.task == "link" and 2 * self.batch_size * (1 + self.negatives) > LARGEST_COUNT:
+            problems.append(
+                f"batch size {self.batch_size} with {self.negatives} negatives per edge makes batches of more than "
+                f"{LARGEST_COUNT} ends: lower one of them"
+            )
         if self.negative_mode not in ("binary", "triplet"):
             problems.append(f"negative mode {self.negative_mode!r} is unknown; known: binary, triplet")
+        elif self.negative_mode == "triplet" and self.task == "node":
+            problems.append("negative mode triplet is for task link")
         elif self.negative_mode == "triplet" and (self.negatives < 1 or self.negatives % 1):
             problems.append(
                 f"{self.negatives} negatives per edge are not possible with negative mode triplet: give a whole number "
@@ -205,7 +212,7 @@ class SampleConfig:
 
     def as_stored(self) -> dict[str, Any]:
         """Returns the fields by the names that they have in manifests, runs, checkpoints and histories."""
-        fields = stored_fields(self, _LATER)
+        fields = stored_fields(self, LATER)
         return {_STORED.get(name, name): value for name, value in fields.items()}
 
     @classmethod
@@ -244,7 +251,7 @@ class SampleConfig:
 
 
 _STORED = {"batch_dependency": "dependency"}  # what fields are called on disk
-_LATER = (  # stored where they say something
+LATER = (  # stored where they say something, and decide batches
     "fanouts_by_type", "node_type", "edge_rows", "edge_weights", "edge_ids", "first_batch", "batches",
     "negative_mode",
 )  # fmt: skip

@@ -25,7 +25,14 @@ from outcrop.runtime import memory_tables
 from outcrop.store import manifest as manifests
 from outcrop.store.lock import make_folders
 
-FORMATS = ("npy", "parquet", "safetensors", "features")
+_NAME_FILES = ("entities.txt", "relations.txt")
+_FILES = {  # that a format may have
+    "npy": ("entities.npy", "relations.npy", *_NAME_FILES),
+    "parquet": ("entities.parquet", "relations.parquet"),
+    "safetensors": ("embeddings.safetensors", *_NAME_FILES),
+    "features": ("features.parquet",),
+}
+FORMATS = tuple(_FILES)
 _TAG = "export"
 _NAMES = 1 << 14  # at a time
 _LINE_BREAKS = str.maketrans({"\n": "\\n", "\r": "\\r"})
@@ -49,7 +56,7 @@ def export(model: EmbeddingModel, format: str, out: Path) -> list[Path]:
             make_folders(out, made)
         with model.runtime.task("export", model.num_nodes, "nodes"):
             getattr(task, format)()
-            return task.publish()
+            return task.publish(format)
     except BaseException:
         task.remove()
         for folder in made:
@@ -205,14 +212,21 @@ class _Export:
             file.flush()
             os.fsync(file.fileno())
 
-    def publish(self) -> list[Path]:
+    def publish(self, format: str) -> list[Path]:
         """Gives the files that were written their names, which may be those of an export before; returns them.
 
-        It comes when all are written: vectors must not lie beside the names of another export.
+        It comes when all are written, and what an export before had beside them goes: vectors must not lie beside the
+        names of others.
         """
         with naming_files(self.out):
+            for path in self._written:
+                if path.is_dir():
+                    raise IoError(21, f"{path} is a folder: remove it, or name another folder to write to")
             for path, temporary in self._written.items():
                 temporary.replace(path)
+            for name in _FILES[format]:
+                if self.out / name not in self._written:
+                    (self.out / name).unlink(missing_ok=True)
             manifests.sync_folder(self.out)
         return list(self._written)
 

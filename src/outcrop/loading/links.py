@@ -12,7 +12,6 @@ from torch_geometric.sampler import NegativeSampling
 
 from outcrop.config.sampling import SPLITS
 from outcrop.errors import ArgumentError
-from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.link_seeds import ChosenEdges
 from outcrop.store.graph import Graph, split_name
 from outcrop.store.graph_types import EdgeType, NodeType
@@ -75,18 +74,25 @@ def chosen_edges(graph: Graph, edge_label_index: Any) -> tuple[Graph, ChosenEdge
     if index is None:
         if not of.num_edges:
             raise ArgumentError(f"{graph.path} has no edges to predict: pass {_HOME}")
-        return graph, ChosenEdges(of)
+        return graph, ChosenEdges(of, of.num_edges)
     if isinstance(index, str):
-        return graph, ChosenEdges(of, _edges_of_split(graph, index))
-    array = host_array(index)
-    if array.ndim != 2 or len(array) != 2 or array.dtype.kind not in "iu" or not array.shape[1]:
-        raise ArgumentError(
-            f"{_HOME}: {array.dtype} of shape {list(array.shape)} are no edges: give integers [2, n], sources and "
-            "targets, of one edge at least"
-        )
-    for ids, end, what in zip(array, of.ends, ("sources", "targets"), strict=True):
+        split = _listed(graph, index)
+        return graph, ChosenEdges(of, graph.spec(f"{split}_edges").shape[0], listed=split)
+    array = _as_edges(index)
+    for ids, end, what in zip(array, (of.source, of.target), ("sources", "targets"), strict=True):
         _require_nodes(ids, end, what)
-    return graph, ChosenEdges(of, array.astype(np.int64, copy=False))
+    return graph, ChosenEdges(of, array.shape[1], array)
+
+
+def _as_edges(given: Any) -> np.ndarray:
+    try:
+        array = host_array(given)
+        if array.ndim == 2 and len(array) == 2 and array.dtype.kind in "iu" and array.shape[1]:
+            return array
+        what = f"is {array.dtype} of shape {list(array.shape)}, which are no edges"
+    except (TypeError, ValueError) as error:
+        what = f"is no array ({error})"
+    raise ArgumentError(f"{_HOME} {what}: give integers [2, n], sources and targets, of one edge at least")
 
 
 def _type_and_index(graph: Graph, given: Any) -> tuple[EdgeType, Any]:
@@ -96,7 +102,7 @@ def _type_and_index(graph: Graph, given: Any) -> tuple[EdgeType, Any]:
             raise ArgumentError(f"{_HOME} is a tuple, and {graph.path} has no types: give edges [2, n] alone")
         return graph.edge_types[0], given
     key, index = given, None
-    if isinstance(given, tuple | list) and len(given) == 2 and not isinstance(given[1], str):
+    if isinstance(given, tuple | list) and len(given) == 2:
         key, index = given
     key = key.split(" ") if isinstance(key, str) else key
     if not isinstance(key, tuple | list) or len(key) != 3 or not all(isinstance(one, str) for one in key):
@@ -108,17 +114,19 @@ def _type_and_index(graph: Graph, given: Any) -> tuple[EdgeType, Any]:
     return graph.edge_type((key[0], key[1], key[2])), index
 
 
-def _edges_of_split(graph: Graph, split: str) -> np.ndarray:
+def _listed(graph: Graph, split: str) -> str:
+    """Returns the name of a split that the graph lists edges for."""
     split = split_name(split)
-    name = f"{split}_edges"
-    if split not in SPLITS or not graph.has(name):
+    if graph.is_typed:
+        raise ArgumentError(
+            f"{_HOME}: {graph.path} has types of edges and lists none to be predicted: give edges [2, n] in place of "
+            f"{split!r}"
+        )
+    if split not in SPLITS or not graph.has(f"{split}_edges"):
         known = [one for one in SPLITS if graph.has(f"{one}_edges")]
         has = f"it has {', '.join(known)}" if known else "it has none: pass edges [2, n]"
         raise ArgumentError(f"{graph.path} has no edges to be predicted called {split!r}; {has}")
-    with Runtime() as runtime:
-        edges = graph.array(runtime, name).read(name).T
-    _require_nodes(edges, graph.node_types[0], name)
-    return edges
+    return split
 
 
 def _require_nodes(ids: np.ndarray, end: NodeType, what: str) -> None:
@@ -136,6 +144,7 @@ class LinkLabels:
     Without negatives ``edge_label`` is what was given, or absent. With binary ones it is followed by zeros, and given
     labels that begin at 0 move up by one; without given ones positive edges have 1.0. Triplets have ``src_index`` [n],
     ``dst_pos_index`` [n] and ``dst_neg_index`` [n] or [n, amount] in place of ``edge_label_index`` and ``edge_label``.
+    ``y`` and ``batch_size``, which are of nodes, go.
 
     Args:
         labels: Of the edges that are given, [n] or [n, columns]; None: they have none.
@@ -150,19 +159,24 @@ class LinkLabels:
             raise ArgumentError("edge_label and triplets cannot both be had: leave edge_label out")
         try:
             found = torch.as_tensor(labels)
-        except (TypeError, ValueError) as error:
+            least = float(found.min()) if found.numel() else None
+        except (TypeError, ValueError, RuntimeError) as error:
             raise ArgumentError(f"edge_label is no array of numbers: {error}") from None
-        if not found.ndim or len(found) != len(edges):
+        if not found.ndim or len(found) != len(edges) or least is None:
             raise ArgumentError(
-                f"edge_label has shape {list(found.shape)}, there are {len(edges)} edges: give a label for each"
+                f"edge_label is {found.dtype} of shape {list(found.shape)}, there are {len(edges)} edges: give a "
+                "label for each"
             )
-        self._labels = found + 1 if self._mode == "binary" and found.min() == 0 else found
+        self._labels = found
+        self._moved = self._mode == "binary" and least == 0.0
 
     def __call__(self, batch: Any) -> Any:
         """Changes ``batch``, Data or HeteroData, in place, and returns it."""
         typed = self._key != ("", "", "")
         store = batch[self._key] if typed else batch
         count = len(store.input_id)
+        if not typed:  # as with types: neither is about edges
+            del batch.y, batch.batch_size
         if self._mode == "triplet":
             index = store.edge_label_index
             del store.edge_label_index, store.edge_label
@@ -171,6 +185,7 @@ class LinkLabels:
             target.dst_neg_index = index[1, count:].view(count, -1).squeeze(-1)
         elif self._labels is not None:
             positive = self._labels[store.input_id.to(self._labels.device)]
+            positive = positive + 1 if self._moved else positive
             negative = positive.new_zeros((len(store.edge_label) - count, *positive.shape[1:]))
             store.edge_label = torch.cat([positive, negative]).to(store.edge_label_index.device)
         elif self._mode is None:

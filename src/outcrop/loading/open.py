@@ -58,7 +58,7 @@ def open_session(
             f"mode {mode} draws whole epochs, not a part of each: load the part in mode packed"
         )
     graph = graph.with_edge_rows(config.edge_rows)
-    if not graph.row_files and not graph.is_typed and device.name != CPU.name:
+    if not graph.row_files and device.name != CPU.name:
         raise FormatError(
             f"{graph.path} holds no features: import them with the graph, or load its batches for the CPU, without "
             f"device {device.name}"

@@ -14,7 +14,8 @@ from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph
 from outcrop.store.minibatch import MiniBatch
 
-_NAMES = ("n_id", "edge_weight", "e_id", "edge_label_index", "edge_label")
+_NAMES = ("n_id", "edge_weight", "e_id")
+_KEPT = ("input_id", "edge_label_index", "edge_label")  # about as long as the seeds: loops may keep them
 
 
 @overload
@@ -62,13 +63,12 @@ def to_pyg(
     device = batch.device
     if "n_id" in arrays:  # then all of pyg_arrays() came with the rows
         optional |= {name: array for name, array in arrays.items() if name in _NAMES}
+        optional |= {name: array.clone() for name, array in arrays.items() if name in _KEPT}
     else:
         optional |= {
             name: torch.from_numpy(array).to(device) for name, array in pyg_arrays(structure).items()
         }
-    if "input_id" in arrays:
-        optional["input_id"] = arrays["input_id"].clone()  # as long as the seeds: may be kept
-    elif input_id is not None:
+    if input_id is not None and "input_id" not in optional:
         optional["input_id"] = torch.from_numpy(input_id).to(device)
     if not structure.untrimmed:
         optional["num_sampled_nodes"] = list(structure.nodes_per_hop)

@@ -33,6 +33,7 @@ from outcrop.store.batches import BatchGraph
 from outcrop.store.graph import Graph, split_name
 from outcrop.store.seed_nodes import require_nodes
 
+_HASHED = 1 << 20  # at a time
 _COUNTED_EPOCHS = 3  # of those without end, to find the smallest budget that works
 EVERY_EPOCH = (1 << 31) - 1  # as many as can be: epochs are drawn by their own numbers
 
@@ -117,9 +118,7 @@ def drawn_source(asked: SourceRequest, split: str | ArrayLike, *, drop_last: boo
     if asked.config.sampler == EXTERNAL:
         raise ArgumentError(f"{home}: its batches came from elsewhere: none can be drawn around other nodes")
     ids, name, of = _chosen_ids(asked.graph, split, home)
-    source = _drawn(asked, ids, name, {"nodes": of}, drop_last)
-    positions = InputIds(ids)
-    return replace(source, input_ids=lambda runtime: positions)
+    return _drawn(asked, ids, name, {"nodes": of}, drop_last, InputIds(ids))
 
 
 def drawn_links(asked: SourceRequest, edges: ChosenEdges, *, drop_last: bool = False) -> Source:
@@ -128,21 +127,35 @@ def drawn_links(asked: SourceRequest, edges: ChosenEdges, *, drop_last: bool = F
     """
     _require_any_nodes(asked.mode)
     if edges.index is None:
-        name = of = "all edges"
+        name = of = edges.listed or "all edges"
     else:
-        name, of = f"{len(edges)} edges", hashlib.sha256(np.ascontiguousarray(edges.index).data).hexdigest()
+        name, of = f"{len(edges)} edges", _digest_of(edges.index)
     identity = {"edges": of, "edge_type": list(edges.edge_type.key)}
-    return _drawn(asked, edges, name, identity, drop_last)
+    return _drawn(asked, edges, name, identity, drop_last, None)
+
+
+def _digest_of(index: np.ndarray) -> str:
+    """Returns what names edges [2, n], whatever integers they are of, without a copy of all of them."""
+    digest = hashlib.sha256()
+    for ids in index:
+        for first in range(0, len(ids), _HASHED):
+            digest.update(np.ascontiguousarray(ids[first : first + _HASHED], np.int64).data)
+    return digest.hexdigest()
 
 
 def _require_any_nodes(mode: Mode) -> None:
     if not mode.any_nodes:
         others = names_of(tuple(other for other in MODES if other.any_nodes))
-        raise ArgumentError(f"mode {mode} has no batches of its own choice of nodes: use {others}")
+        raise ArgumentError(f"mode {mode} has no batches around nodes or edges of your choice: use {others}")
 
 
 def _drawn(
-    asked: SourceRequest, chosen: Chosen, name: str, identity: Mapping[str, Any], drop_last: bool
+    asked: SourceRequest,
+    chosen: Chosen,
+    name: str,
+    identity: Mapping[str, Any],
+    drop_last: bool,
+    input_ids: InputIds | None,
 ) -> Source:
     """Describes batches around ``chosen``, which ``identity`` names."""
     graph, mode, config, home = asked.graph, asked.mode, _with_edge_ids(asked), asked.home
@@ -169,7 +182,7 @@ def _drawn(
         distinct=range(0),
         key=object(),
         open=open_it,
-        input_ids=None,
+        input_ids=None if input_ids is None else lambda runtime: input_ids,
         complete=_edge_lookup(asked),
         identity={"graph": graph.digest(), **identity, "sampling": sampling},
         home=home,

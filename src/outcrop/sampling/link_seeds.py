@@ -5,6 +5,7 @@ Batch b of epoch e of a split always has the same edges, whatever the threads, t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ from outcrop.store.graph_types import EdgeType
 
 _MAX_ATTEMPTS = 200
 _NEGATIVES = 0x6E6567  # separates the keys of negatives from those of shuffling
+# Of each edge: both ends while they are drawn, sorted and looked for; what a batch has of it, twice.
+_DRAWING_BYTES, _WAITING_BYTES = 160, 40
 
 
 @dataclass(frozen=True)
@@ -30,15 +33,19 @@ class ChosenEdges:
 
     Attributes:
         edge_type: What they lead from and to.
-        index: int64 [2, n], ids within the types of the ends, which need not be edges of the graph; None: all edges of
-            the type, in the order of ``graph.edge_index(edge_type)``.
+        count: How many there are.
+        index: [2, n] of integers, ids within the types of the ends, which need not be edges of the graph; None: all
+            edges of the type, in the order of ``graph.edge_index(edge_type)``, or
+        listed: those that the graph lists for this split.
     """
 
     edge_type: EdgeType
+    count: int
     index: np.ndarray | None = None
+    listed: str | None = None
 
     def __len__(self) -> int:
-        return self.edge_type.num_edges if self.index is None else self.index.shape[1]
+        return self.count
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,10 @@ class LinkSeeds:
 
     Args:
         chosen: Edges of splits, in place of those that the graph lists.
+        waiting: Batches that are drawn and wait, at the most: memory for their edges is taken from the budget.
+
+    Raises:
+        BudgetError: The budget has no memory for the edges of so many batches.
     """
 
     def __init__(
@@ -78,15 +89,20 @@ class LinkSeeds:
         topology: Topology,
         runtime: Runtime,
         chosen: Mapping[str, ChosenEdges] | None = None,
+        waiting: int = 1,
     ):
         self._graph, self._config, self._topology, self._runtime = graph, config, topology, runtime
         self._listed: dict[str, np.ndarray] = {}
         self._chosen = chosen or {}
+        most = max((self.num_edges(split) for split in config.splits), default=0)
+        positive = min(config.batch_size, most)
+        edges = positive + math.ceil(config.negatives * positive)
+        self._held = runtime.budget.reserve("links", edges * (_DRAWING_BYTES + waiting * _WAITING_BYTES))
 
     def num_edges(self, split: str) -> int:
         """Counts the positive edges of ``split``."""
-        if split in self._chosen:
-            return len(self._chosen[split])
+        if self._chosen:
+            return len(self._chosen[split]) if split in self._chosen else 0
         name = f"{split}_edges"
         if self._graph.has(name):
             return self._graph.spec(name).shape[0]
@@ -117,15 +133,16 @@ class LinkSeeds:
 
     def _edges(self, split: str, of: EdgeType, at: np.ndarray) -> np.ndarray:
         """Returns int64 [n, 2], ids within the types of the ends."""
-        chosen = self._chosen[split].index if split in self._chosen else None
-        if chosen is not None:
-            return chosen[:, at].T
-        name = f"{split}_edges"
-        if split in self._chosen or not self._graph.has(name):
+        chosen = self._chosen.get(split)
+        if chosen is not None and chosen.index is not None:
+            return chosen.index[:, at].T.astype(np.int64, copy=False)
+        listed = split if chosen is None else chosen.listed
+        name = f"{listed}_edges"
+        if listed is None or not self._graph.has(name):
             lists = range(of.first_list, of.first_list + of.target.num_nodes)
             return self._topology.edges(of.first_edge + at, lists) - [of.source.first, of.first_list]
         if name not in self._listed:
-            edges = self._graph.array(self._runtime, name).read(f"split-{split}")
+            edges = self._graph.array(self._runtime, name).read(f"split-{listed}")
             if len(edges) and not 0 <= edges.min() <= edges.max() < self._graph.num_nodes:
                 raise FormatError(f"{self._graph.path}: {name} leave the graph; run outcrop verify")
             self._listed[name] = edges

@@ -93,8 +93,8 @@ class BatchSampler:
     ):
         if config.sampler == EXTERNAL:
             raise ArgumentError("the batches came from elsewhere: they cannot be drawn again")
-        chosen = {split: one for split, one in (ids or {}).items() if isinstance(one, ChosenEdges)}
-        check_served(config, graph, bool(chosen))
+        given, chosen = _divided(ids or {})
+        check_served(config, graph, chosen_links=bool(chosen))
         graph = graph.with_edge_rows(config.edge_rows)
         fanouts = every_fanout(config, graph)
         self.graph, self.config = graph, config
@@ -105,7 +105,6 @@ class BatchSampler:
         self._runtime = runtime
         # All that is held is held from now on: what comes after may take the rest of the budget for caches.
         splits = config.splits if config.task != "link" else ()
-        given = {split: one for split, one in (ids or {}).items() if not isinstance(one, ChosenEdges)}
         self.ids: dict[str, Ids] = {
             split: given[split] if split in given else split_ids(graph, runtime, split) for split in splits
         }
@@ -113,8 +112,8 @@ class BatchSampler:
         free = int(runtime.budget.free_bytes * memory_fraction)
         placement = placement_of(topology, topology_bytes(graph), free, coming_bytes(runtime))
         on_disk = placement == "paged"
-        ends = {end.number: end for one in chosen.values() for end in one.edge_type.ends}
-        bounds = BatchBounds(config, graph, tuple(ends.values()))
+        predicted = next((one.edge_type for one in chosen.values()), None)
+        bounds = BatchBounds(config, graph, predicted)
         self._wave = Wave(bounds, free, runtime, on_disk, at_once)
         if on_disk:  # more at a time want the same page: that is worth more than keeping pages
             epoch = max((-(-len(ids) // config.batch_size) for ids in self.ids.values()), default=_FEW)
@@ -165,8 +164,11 @@ class BatchSampler:
                 **options,
             )
         self._labels = graph.array(runtime, "labels").memmap(check=True) if graph.has("labels") else None
+        waiting = self._wave.batches + memory_tables.BATCH_BUFFERS
         self._links = (
-            LinkSeeds(graph, config, self.topology, runtime, chosen) if config.task == "link" else None
+            LinkSeeds(graph, config, self.topology, runtime, chosen, waiting)
+            if config.task == "link"
+            else None
         )
         if runtime.rehearsal is not None and on is None:
             needed = runtime.rehearsal.batch_bytes(self.topology.placement == "paged")
@@ -359,6 +361,18 @@ class BatchSampler:
         assert not isinstance(self._sampler, _core.WaveSampler)
         self._sampler.degrees(n_id, degree)
         return degree
+
+
+def _divided(ids: Mapping[str, Chosen]) -> tuple[dict[str, Ids], dict[str, ChosenEdges]]:
+    """Returns the nodes, and the edges to be predicted, that callers chose for splits."""
+    nodes: dict[str, Ids] = {}
+    edges: dict[str, ChosenEdges] = {}
+    for split, one in ids.items():
+        if isinstance(one, ChosenEdges):
+            edges[split] = one
+        else:
+            nodes[split] = one
+    return nodes, edges
 
 
 def _with_links(batch: BatchGraph, link: LinkBatch) -> BatchGraph:

@@ -119,7 +119,7 @@ class Topology:
         return found
 
     def edges(self, positions: np.ndarray, lists: range | None = None) -> np.ndarray:
-        """Reads, int64 [n, 2], (source, list) of the edges at ``positions`` of ``indices``.
+        """Reads, int64 [n, 2], (source, number of the list) of the edges at ``positions`` of ``indices``.
 
         Lists equal ``np.searchsorted(indptr, positions, "right") - 1``. Of a graph without types they are the targets.
 
@@ -127,8 +127,8 @@ class Topology:
             lists: Those that the edges are in; None: any of a graph without types.
         """
         if self.indptr is not None:
-            targets = np.searchsorted(self.indptr, positions, "right") - 1
-        else:  # the first node whose list ends behind the position
+            found = np.searchsorted(self.indptr, positions, "right") - 1
+        else:  # the first list that ends behind the position
             lists = range(self.num_nodes) if lists is None else lists
             low, high = (np.full(len(positions), end, np.int64) for end in (lists.start, lists.stop - 1))
             while len(open_ := np.flatnonzero(low < high)):
@@ -136,8 +136,8 @@ class Topology:
                 before = self.ranges(middle)[1] <= positions[open_]
                 low[open_[before]] = middle[before] + 1
                 high[open_[~before]] = middle[~before]
-            targets = low
-        return np.stack([self.neighbors(positions), targets], axis=1)
+            found = low
+        return np.stack([self.neighbors(positions), found], axis=1)
 
     def degrees(self, ids: np.ndarray) -> np.ndarray:
         """Counts, int32, in-neighbours of ``ids`` other than themselves."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-
-import numpy as np
 
 import outcrop._core as _core
 from outcrop.config import SampleConfig
@@ -12,7 +11,7 @@ from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
 from outcrop.sampling.typed import every_fanout, most_reached, wants_distinct_edges
 from outcrop.store.graph import Graph
-from outcrop.store.graph_types import NodeType
+from outcrop.store.graph_types import EdgeType
 
 _MIB = 1 << 20
 _SLACK = _MIB // 8  # of a batch that waits, where there are few; where there are many, an eighth of it each
@@ -23,23 +22,28 @@ class BatchBounds:
     """Counts what a mini-batch takes at the most.
 
     Attributes:
-        ends: Types that the edges to be predicted lead from and to, each once; none: they are those of all edges.
+        predicted: Type of the edges to be predicted; None: the only one, where any are.
     """
 
     config: SampleConfig
     graph: Graph
-    ends: tuple[NodeType, ...] = ()
+    predicted: EdgeType | None = None
 
     @property
     def seeds(self) -> dict[int, int]:
         """Counts the seeds of the largest batch, by the number of their node type."""
-        config = self.config
+        config, graph = self.config, self.graph
         if config.task != "link":
-            types, each = (self.graph.seed_type,), config.batch_size
-        else:
-            types = self.ends or self.graph.edge_types[0].ends[:1]
-            each = config.batch_size * (1 + int(np.ceil(config.negatives))) * (2 // len(types))
-        return {one.number: min(each, one.num_nodes) for one in types}
+            return {graph.seed_type.number: min(config.batch_size, graph.seed_type.num_nodes)}
+        of = self.predicted or graph.edge_types[0]
+        targets = config.batch_size * (1 + math.ceil(config.negatives))
+        found: dict[int, int] = {}
+        for end, count in (
+            (of.source, config.batch_size if config.negative_mode == "triplet" else targets),
+            (of.target, targets),
+        ):
+            found[end.number] = min(found.get(end.number, 0) + count, end.num_nodes)
+        return found
 
     @property
     def num_seeds(self) -> int:

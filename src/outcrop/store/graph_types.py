@@ -82,11 +82,6 @@ class EdgeType:
     weighted: bool = False
 
     @property
-    def ends(self) -> tuple[NodeType, NodeType]:
-        """Returns the types of both ends: source, target."""
-        return self.source, self.target
-
-    @property
     def key(self) -> tuple[str, str, str]:
         """Returns (source, relation, target), the names by which torch_geometric calls the type."""
         return self.source.name, self.relation, self.target.name

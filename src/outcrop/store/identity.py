@@ -13,6 +13,7 @@ from dataclasses import asdict
 from typing import Any
 
 from outcrop.config import ModelConfig, SampleConfig, TrainConfig
+from outcrop.config.sampling import LATER
 from outcrop.errors import FormatError
 from outcrop.store.manifest import plain
 
@@ -33,10 +34,6 @@ _SAMPLING = (
     "first_epoch",
     "dependency",
 )
-_LATER = (  # stored where they say something
-    "fanouts_by_type", "node_type", "edge_rows", "edge_weights", "edge_ids", "first_batch", "batches",
-    "negative_mode",
-)  # fmt: skip
 # What a training may change when it goes on.
 _FREE_OF_TRAINING = ("epochs", "device", "trace_losses", "evaluate_every", "patience", "test")
 _REFRESHED = " refreshed"
@@ -49,7 +46,7 @@ def sampling_fields(config: SampleConfig, *, fresh: bool = False) -> dict[str, A
         fresh: Every epoch has batches of its own, however many are drawn at a time: ``epochs`` is then None.
     """
     stored = config.as_stored()
-    fields = plain({name: stored[name] for name in (*_SAMPLING, *_LATER) if name in stored})
+    fields = plain({name: stored[name] for name in (*_SAMPLING, *LATER) if name in stored})
     return fields | {"epochs": None} if fresh else fields
 
 

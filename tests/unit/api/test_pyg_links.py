@@ -381,7 +381,7 @@ def test_a_model_learns_from_a_loop_of_torch_geometric(tmp_path):
             f"1 targets, the first {NODES}, are not in 0 to",
         ),
         ({"edge_label_index": torch.tensor([[-1, 0], [0, 0]])}, "1 sources, the first -1"),
-        ({"edge_label_index": torch.zeros(4, 2, dtype=torch.long)}, r"shape \[4, 2\] are no edges"),
+        ({"edge_label_index": torch.zeros(4, 2, dtype=torch.long)}, r"shape \[4, 2\], which are no edges"),
         ({"edge_label_index": torch.zeros(2, 0, dtype=torch.long)}, "one edge at least"),
         ({"edge_label_index": torch.zeros(2, 3)}, "float32 .* give integers"),
         ({"edge_label_index": "test"}, "'test'; it has train, valid"),

@@ -168,7 +168,11 @@ def test_negatives_between_types_are_no_edges(tmp_path, make_runtime):
     config = SampleConfig(fanouts=(2,), batch_size=36, task="link", negatives=10, filter_negatives=True)
     for topology in ("memory", "map", "paged"):
         sampler = BatchSampler(
-            graph.with_seeds("t0"), config, make_runtime(), topology=topology, ids={"train": ChosenEdges(of)}
+            graph.with_seeds("t0"),
+            config,
+            make_runtime(),
+            topology=topology,
+            ids={"train": ChosenEdges(of, of.num_edges)},
         )
         (batch,) = sampler.epoch("train", 0)
         assert batch.edge_label_index is not None
@@ -245,6 +249,10 @@ def test_impossible_tasks_are_refused():
             SampleConfig(negatives=negatives)
     for negatives in (0.0, 1.5):
         with pytest.raises(ArgumentError, match="give a whole number from 1"):
-            SampleConfig(negatives=negatives, negative_mode="triplet")
+            SampleConfig(task="link", negatives=negatives, negative_mode="triplet")
+    with pytest.raises(ArgumentError, match="negative mode triplet is for task link"):
+        SampleConfig(negative_mode="triplet")
+    with pytest.raises(ArgumentError, match="makes batches of more than 2147483647 ends: lower one of them"):
+        SampleConfig(task="link", negatives=1e12)
     with pytest.raises(ArgumentError, match="negative mode 'pairs' is unknown; known: binary, triplet"):
         SampleConfig(negative_mode="pairs")  # type: ignore[arg-type]
