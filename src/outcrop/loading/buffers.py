@@ -264,7 +264,8 @@ class BufferPool(Generic[S]):
                 more = "" if self._limit is None else f", or raise {self._limit}"
                 raise BudgetError(
                     f"all {len(self._buffers)} batch buffers that loading has are held by the caller: the rows of a "
-                    f"batch lie in one until the batch is let go of (del, or x.clone() what must stay){more}",
+                    "batch lie in one until the batch is let go of (del, or x.clone() what must stay; a loss that is "
+                    f"summed up over batches keeps theirs, so call backward for each){more}",
                     limit="buffers",
                 )
 

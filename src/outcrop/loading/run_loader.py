@@ -147,7 +147,8 @@ class RunLoader:
     def __iter__(self) -> Iterator[Data]:
         """Begins a pass, which opens what it needs when the first batch is asked for, and counts as an epoch then.
 
-        A pass of this loader that is still under way ends.
+        A pass of this loader that is still under way ends, and says so when it is asked for another batch: passes at
+        the same time take two loaders.
 
         Raises:
             ArgumentError: In a worker process of a DataLoader.
@@ -169,7 +170,7 @@ class RunLoader:
 
     def _begin(self) -> _Pass:
         _refuse_worker()
-        self._end_pass()
+        self._end_pass(replaced=True)
         if self._place.begun:
             self._next, self._resumed = self._place.epoch + 1, None
         epoch, position = self._where_to_begin()
@@ -208,11 +209,12 @@ class RunLoader:
             stacklevel=4,
         )
 
-    def _end_pass(self) -> None:
+    def _end_pass(self, replaced: bool = False) -> None:
+        """Ends a pass that is under way; ``replaced``: for another one."""
         self._stepped = None
         under_way = self._pass() if self._pass is not None else None
         if under_way is not None:
-            under_way.close()
+            under_way.end(replaced)
         self._pass = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -303,7 +305,7 @@ class _Pass:
         self._input_ids: InputIds | None = None
         self._batches: Any = iter(())  # a Loader, once it has begun
         self._finish: weakref.finalize | None = None  # closes the pass, once it has begun
-        self._closed = False
+        self._closed = self._replaced = False
 
     def _begin(self) -> None:
         from outcrop.loading.pyg import pyg_arrays
@@ -337,6 +339,11 @@ class _Pass:
         if self._finish is None and not self._closed and not self._at_end():
             self._begin()
         if self._finish is None or not self._finish.alive:
+            if self._replaced:
+                raise ArgumentError(
+                    f"batch {self.place.position} of this pass over {self._source.home} is not to be had any more: the "
+                    "loader was iterated anew, which ended it. For two passes at the same time make two loaders"
+                )
             self.place.over = self._at_end()
             raise StopIteration
         try:
@@ -372,6 +379,12 @@ class _Pass:
         self._closed = True
         if self._finish is not None:
             self._finish()
+
+    def end(self, replaced: bool) -> None:
+        """Closes the pass; where it has batches left and is ``replaced`` by another, it says so from then on."""
+        over = self.place.over or self._at_end()
+        self.close()
+        self._replaced = replaced and not over
 
 
 def _finish(batches: Any, sessions: Sessions, used: OpenSession) -> None:

@@ -417,3 +417,34 @@ def test_edges_have_their_weights_and_ids(tmp_path, mode):
         file.write(b"\x7f")
     with pytest.raises(ChecksumError, match=r"edge_weight\.bin"):
         next(iter(run.loader(mode=mode)))
+
+
+@pytest.mark.filterwarnings("ignore:epoch .* again")
+def test_a_pass_that_another_ended_says_so(run):
+    """A look at one batch within a loop must not make the epoch shorter in silence."""
+    loader = run.loader("train", mode="online")
+    batches = iter(loader)
+    next(batches)
+    peek = next(iter(loader))
+    assert peek.number == 0
+    del peek
+    with pytest.raises(ArgumentError, match="batch 1 of this pass .* was iterated anew.* make two loaders"):
+        next(batches)
+    first, second = iter(loader), iter(loader)
+    with pytest.raises(ArgumentError, match="batch 0 of this pass"):
+        next(first)
+    assert len(list(_numbers(second))) == len(loader)
+    with pytest.raises(StopIteration):
+        next(second)
+    over = iter(loader)
+    assert len(list(_numbers(over))) == len(loader)
+    next(iter(loader))
+    with pytest.raises(StopIteration):  # it had no more
+        next(over)
+    loader.close()
+
+
+def _numbers(batches):
+    for batch in batches:
+        yield batch.number
+        del batch
