@@ -428,7 +428,7 @@ def test_a_pass_that_another_ended_says_so(run):
     peek = next(iter(loader))
     assert peek.number == 0
     del peek
-    with pytest.raises(ArgumentError, match="batch 1 of this pass .* was iterated anew.* make two loaders"):
+    with pytest.raises(ArgumentError, match=r"batch 1 of this pass .* was iterated anew.* make two loaders"):
         next(batches)
     first, second = iter(loader), iter(loader)
     with pytest.raises(ArgumentError, match="batch 0 of this pass"):
