@@ -35,7 +35,7 @@ split = T.RandomLinkSplit(
 )
 train, _, test = split(T.ToUndirected()(shop))
 
-data = oc.import_graph(train, sys.argv[1])  # was: data = train
+data = oc.import_graph(train, sys.argv[1], overwrite=True)  # was: data = train
 train_loader = LinkNeighborLoader(
     data,
     num_neighbors=[10, 10],

@@ -2,7 +2,7 @@
 
     python examples/embed/quality.py DATA --work FOLDER [--only FB15k-237] [--seeds 5] [--json quality.json]
     python examples/embed/quality.py DATA --work FOLDER --only FB15k-237+small --partitions 1 8 12 [--sweeps 16]
-    python examples/embed/quality.py DATA --work FOLDER --only FB15k-237+decay --partitions 8 12 --sweeps 2 --order slices
+    python examples/embed/quality.py DATA --only FB15k-237+decay --partitions 8 12 --sweeps 1 --order slices --slices 16
     python examples/embed/quality.py DATA --work FOLDER --only FB15k-237+small --partitions 8 --groups 1 2 4
 
 DATA holds a folder for each graph: train.txt, valid.txt and test.txt, or one edge list, whose edges are then held out
@@ -46,6 +46,7 @@ class Case:
     sweeps: int
     groups: int
     order: str = "best"
+    slices: int | None = None
 
     @property
     def name(self) -> str:
@@ -53,6 +54,7 @@ class Case:
             return self.config.stem
         groups = "" if self.groups == 1 else f"-{self.groups}-groups"
         order = "" if self.order == "best" else f"-{self.order}"
+        order += "" if self.slices is None else f"-{self.slices}-slices"
         return f"{self.config.stem}-{self.partitions}-partitions-{self.sweeps}-sweeps{groups}{order}"
 
     @property
@@ -87,6 +89,8 @@ def one_seed(case: Case, folder: Path, work: Path, seed: int) -> dict[str, Any]:
         source = f"triples:{folder}" if triples else f"edges:{folder / (folder.name + '.txt')}"
         outcrop("import", source, graph)
     prepare = ["--seed", str(seed), "--partitions", str(case.partitions), *([] if triples else HELD_OUT)]
+    if case.slices and case.partitions > 1:
+        prepare += ["--slices", str(case.slices)]
     outcrop("embed", "prepare", graph, run, *prepare)
     begin = time.monotonic()
     outcrop("embed", "train", run, "--config", case.config, "--seed", str(seed), *case.swapping())
@@ -108,6 +112,7 @@ def summary(case: Case, found: list[dict[str, Any]]) -> dict[str, Any]:
         "sweeps": case.sweeps if case.partitions > 1 else 1,
         **({"groups": case.groups} if case.groups > 1 else {}),
         **({"order": case.order} if case.order != "best" else {}),
+        **({"slices": case.slices} if case.slices else {}),
         "protocol": found[0]["protocol"],
         "seeds": len(found),
         "train_seconds": min(f["train_seconds"] for f in found),
@@ -137,6 +142,7 @@ def main() -> None:
     parser.add_argument("--sweeps", type=int, default=16, help="of an epoch over more than one partition")
     parser.add_argument("--groups", type=int, nargs="*", default=[1], help="that partitions are trained in")
     parser.add_argument("--order", default="best", help="in which partitions are in memory, or slices")
+    parser.add_argument("--slices", type=int, help="of each partition")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
@@ -146,7 +152,7 @@ def main() -> None:
         if (options.only and config.stem not in options.only) or not folder.is_dir():
             continue
         for partitions, groups in product(options.partitions, options.groups):
-            case = Case(config, partitions, options.sweeps, groups, options.order)
+            case = Case(config, partitions, options.sweeps, groups, options.order, options.slices)
             rows.append(
                 summary(case, [one_seed(case, folder, options.work, s) for s in range(options.seeds)])
             )

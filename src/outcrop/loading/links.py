@@ -77,7 +77,10 @@ def chosen_edges(graph: Graph, edge_label_index: Any) -> tuple[Graph, ChosenEdge
         return graph, ChosenEdges(of, of.num_edges)
     if isinstance(index, str):
         split = _listed(graph, index)
-        return graph, ChosenEdges(of, graph.spec(f"{split}_edges").shape[0], listed=split)
+        count = graph.spec(f"{split}_edges").shape[0]
+        if not count:
+            raise ArgumentError(f"the {split}_edges of {graph.path} are none: pass edges [2, n]")
+        return graph, ChosenEdges(of, count, listed=split)
     array = _as_edges(index)
     for ids, end, what in zip(array, (of.source, of.target), ("sources", "targets"), strict=True):
         _require_nodes(ids, end, what)

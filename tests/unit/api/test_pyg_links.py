@@ -322,6 +322,26 @@ def test_listed_edges_and_edges_that_lead_back(flat):
     assert both.input_id.tolist() == [0, 1, 2]
 
 
+def test_splits_of_edges_are_found_by_the_names_that_splits_of_nodes_have(tmp_path):
+    edges, held = np.array([[0, 1], [1, 2], [2, 0], [3, 1]]), np.array([[0, 2, 3], [3, 3, 0]])
+    folder = tmp_path / "in"
+    folder.mkdir()
+    np.save(folder / "edges.npy", edges)
+    np.save(folder / "val_edges.npy", held)  # [2, M], as torch_geometric has them
+    np.save(folder / "test_edges.npy", np.zeros((0, 2), np.int64))
+    np.save(folder / "valid_edges_neg.npy", held)
+    graph = outcrop.import_graph(f"arrays:{folder}", tmp_path / "g.oc", progress=False)
+    assert any("not read: valid_edges_neg.npy" in note for note in graph.notes)
+    named = outcrop.import_graph(
+        {"edges": edges, "validation_edges": held}, tmp_path / "h.oc", progress=False
+    )
+    for one in (graph, named):
+        (batch,) = LinkNeighborLoader(one, [1], "valid", batch_size=9)
+        assert np.array_equal(batch.n_id[batch.edge_label_index].numpy(), held)
+    with pytest.raises(ArgumentError, match=r"the test_edges of .* are none: pass edges"):
+        LinkNeighborLoader(graph, [1], "test")
+
+
 def test_a_model_learns_from_a_loop_of_torch_geometric(tmp_path):
     """Links of two groups: what the loop in PyG's documentation learns tells held-out edges from others."""
     rng = np.random.default_rng(0)
@@ -409,6 +429,7 @@ def test_what_cannot_be_followed_is_named(flat, arguments, message):
         (torch.zeros(2, 3, dtype=torch.long), "has types of edges"),
         (("t0", "r9", "t0"), "no edge type 't0 r9 t0'"),
         ((KEYS[3], torch.tensor([[9], [0]])), "1 sources, the first 9, are not in 0 to 8"),
+        ((KEYS[3], "train"), "lists none to be predicted: give edges"),
     ],
 )
 def test_types_are_asked_for(typed, edges, message):

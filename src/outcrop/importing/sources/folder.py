@@ -9,8 +9,9 @@ where the values are not all one. Ids are integers 0 .. N - 1, or what the colum
 ``id`` and any order; ``features.npz`` is a matrix of ``scipy.sparse.save_npz`` [N, D]. Edge weights (not negative):
 ``edge_weight.npy`` [E] next to ``edges.npy``, or a column ``weight`` or ``edge_weight`` of the edge table. Features of
 edges: ``edge_features``, as ``.npy`` [E, D] or as a table with a column per feature, in the order of the edges. Edges
-to be predicted: ``train_edges.npy``, ``valid_edges.npy``, ``test_edges.npy`` [M, 2]. A ``graph.toml`` says that there
-are types of nodes and edges (:mod:`outcrop.importing.sources.typed_folder`). Splits: ``train.npy``, ``valid.npy`` or
+to be predicted: ``train_edges.npy``, ``valid_edges.npy`` or ``val_edges.npy``, ``test_edges.npy``, in the form of
+``edges.npy``. A ``graph.toml`` says that there are types of nodes and edges
+(:mod:`outcrop.importing.sources.typed_folder`). Splits: ``train.npy``, ``valid.npy`` or
 ``val.npy``, ``test.npy`` (ids or boolean masks), or a table ``splits`` with columns ``id`` and ``split``.
 docs/sources.md has an example of each.
 """
@@ -34,8 +35,8 @@ from outcrop.importing.sources.tables import Table
 from outcrop.importing.sources.typed_folder import GRAPH_TOML, open_typed_folder
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import SPLIT_NAMES
-from outcrop.store.graph_manifest import EDGE_SPLITS
 
+_SHOWN = 5  # names in a note
 _ARRAY, _MATRIX, _TABLE = (".npy",), (".npz",), TABLE_SUFFIXES
 # Stem of a file -> what it is, and which endings it may have.
 FILES = {
@@ -47,7 +48,7 @@ FILES = {
     "labels": ("labels", _ARRAY + _TABLE),
     "splits": ("splits", _TABLE),
     **{stem: (split, _ARRAY) for stem, split in SPLIT_NAMES.items()},
-    **{kind: (kind, _ARRAY) for kind in EDGE_SPLITS},
+    **{f"{stem}_edges": (f"{split}_edges", _ARRAY) for stem, split in SPLIT_NAMES.items()},
 }
 
 
@@ -66,6 +67,7 @@ def open_folder(folder: Path, runtime: Runtime, held: ExitStack) -> GraphSource 
     if (folder / GRAPH_TOML).exists():
         return open_typed_folder(folder, runtime)
     parts: dict[str, Part] = {}
+    read: set[str] = set()
     for stem, (kind, suffixes) in FILES.items():
         path = tables.find(folder, stem, suffixes)
         if path is None:
@@ -73,11 +75,26 @@ def open_folder(folder: Path, runtime: Runtime, held: ExitStack) -> GraphSource 
         if kind in parts:
             raise ArgumentError(f"{folder} holds {parts[kind].name} and {path.name}: keep one of them")
         parts[kind] = Part(str(path), _opened(path, runtime, held))
+        read.add(path.name)
     if "edges" not in parts:
         raise ArgumentError(
             f"{folder} holds no edges.npy, edges.npz, edges.parquet, edges.csv, edges.tsv or edges.txt"
         )
-    return open_parts(Parts(str(folder), parts, node_table_hint=str(folder / "nodes.csv")), runtime)
+    notes = _notes_of_others(folder, read)
+    return open_parts(
+        Parts(str(folder), parts, node_table_hint=str(folder / "nodes.csv"), notes=notes), runtime
+    )
+
+
+def _notes_of_others(folder: Path, read: set[str]) -> tuple[str, ...]:
+    """Says which arrays and tables of a folder have names that mean nothing here."""
+    endings = (*_ARRAY, *_MATRIX, *_TABLE)
+    names = sorted(path.name for path in folder.iterdir() if path.suffix in endings and path.is_file())
+    left = [name for name in names if name not in read and not name.startswith(".")]
+    if not left:
+        return ()
+    more = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
+    return (f"files of {folder} that are not read: {', '.join(left[:_SHOWN])}{more}",)
 
 
 def _opened(path: Path, runtime: Runtime, held: ExitStack) -> np.ndarray | Table | Csr:

@@ -27,7 +27,7 @@ from outcrop.importing.sources.nx import networkx_parts
 from outcrop.importing.sources.parts import Part, Parts, open_parts
 from outcrop.importing.sources.typed import refuse_typed
 from outcrop.runtime.runtime import Runtime
-from outcrop.store.graph_manifest import EDGE_SPLITS
+from outcrop.store.graph import SPLIT_NAMES
 from outcrop.store.host_array import host_array, is_tensor
 
 MATRICES = ("features", "labels")  # parts that may be sparse tensors; edges are their indices
@@ -41,7 +41,8 @@ KINDS = {
     **dict.fromkeys(("valid", "val", "valid_mask", "val_mask"), "valid"),
     **dict.fromkeys(("test", "test_mask"), "test"),
     **dict.fromkeys(("edge_features", "edge_attr"), "edge_features"),
-    **{name: name for name in ("edge_weight", "nodes", "splits", *EDGE_SPLITS)},
+    **{name: name for name in ("edge_weight", "nodes", "splits")},
+    **{f"{name}_edges": f"{split}_edges" for name, split in SPLIT_NAMES.items()},
 }
 
 

@@ -399,9 +399,10 @@ class _PartsJoiner:
             if part is None:
                 continue
             array = part.value
-            if not isinstance(array, np.ndarray) or array.ndim != 2 or array.shape[1] != 2:
+            if not isinstance(array, np.ndarray) or array.ndim != 2 or 2 not in array.shape:
                 shape = f"shape {array.shape}" if isinstance(array, np.ndarray) else "no array"
-                raise FormatError(f"{part.name} has {shape}; [edges, 2] is needed")
+                raise FormatError(f"{part.name} has {shape}; [edges, 2] is needed, or [2, edges]")
+            array = array if array.shape[1] == 2 else array.T
             pairs = check_ids(part.name, array)
             if not isinstance(ids, PlainIds):
                 columns = [ids.lookup(Place(part.name), pa.array(pairs[:, i]), 0) for i in (0, 1)]
