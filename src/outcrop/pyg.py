@@ -286,9 +286,11 @@ def _sampler(graph: Graph, weight_attr: str | None, subgraph_type: Any, directed
     induced = not directed or _SUBGRAPHS.get(name) == "shadow"
     _refuse(
         ("weight_attr", weight_attr not in (None, "edge_weight"), "weights of a graph are its 'edge_weight'"),
+        ("weight_attr", weight_attr is not None and not graph.has("edge_weight"), f"{graph.path} holds no edge_weight: "
+         "import the weights with the graph"),
         ("subgraph_type", name not in _SUBGRAPHS, f"known: {known}"),
-        ("an induced subgraph", graph.is_typed and induced, "the graph has types: choose directional or "
-         "bidirectional"),
+        ("an induced subgraph", graph.is_typed and induced, "the graph has types, for which sampler "
+         "'shadow' is not there yet: choose directional or bidirectional"),
     )  # fmt: skip
     if weight_attr is not None and induced:
         raise ArgumentError("weight_attr and an induced subgraph cannot both be had: leave one of them out")

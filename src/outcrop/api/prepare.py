@@ -205,10 +205,7 @@ def _request(asked: PrepareOptions) -> PrepareRequest:
     external = None if asked.batches is None else ExternalBatches(asked.batches, graph)
     config, limits = _sampling(asked.sampling, external, asked.epochs), asked.limits
     config = replace(config, node_type=graph.chosen_seeds)
-    if external is not None:
-        check_served(config, graph)
-    graph.require_edge_rows(config.edge_rows)
-    graph.require_edge_weights(config.edge_weights)
+    check_served(config, graph)
     graph = graph.with_edge_rows(config.edge_rows)
     chosen: list[str] = []
     choose_epochs = asked.epochs is None and external is None

@@ -53,6 +53,11 @@ def check_served(config: SampleConfig, graph: Graph, chosen_links: bool = False)
         asked = "degrees of nodes, which model gcn needs,"
     elif config.edge_weights:
         asked = "recording weights of edges, which model gcn takes (--edge-weights),"
+    if asked and config.task == "link":
+        raise ArgumentError(
+            f"{graph.path} has types of nodes and edges, for which no run of task 'link' can be made: "
+            "outcrop.pyg.LinkNeighborLoader draws batches of edges to be predicted as they are needed"
+        )
     if asked:
         raise ArgumentError(
             f"{graph.path} has types of nodes and edges, for which {asked} is not there yet: use task 'node', sampler "

@@ -392,7 +392,7 @@ class DiskArray:
         return rows.view(self.dtype).reshape(self.spec.shape)
 
     def verify(self) -> None:
-        """Reads the file and compares its checksum; what follows the rows, up to whole pages, must be zeros.
+        """Reads the file and compares its checksum.
 
         Raises:
             ChecksumError: The bytes differ from those that were written.
@@ -406,10 +406,13 @@ class DiskArray:
             at, left = at + len(part), left - len(part)
             self._runtime.progress.advance("verify", len(part))
         self.check(crc)
-        self._check_padding()
 
-    def _check_padding(self) -> None:
-        """Checks what follows the rows, which no checksum has where pages have none."""
+    def verify_padding(self) -> None:
+        """Checks that what follows the rows, up to whole pages, is zeros: no checksum has it where pages have none.
+
+        Raises:
+            ChecksumError: It is not.
+        """
         padding = np.empty(max(self.spec.file_bytes - self.spec.data_bytes, 0), np.uint8)
         if not len(padding):
             return

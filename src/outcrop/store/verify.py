@@ -49,6 +49,7 @@ def verify_artifact(path: Path | str, runtime: Runtime) -> dict[str, Any]:
         array = DiskArray(runtime, path, spec)
         try:
             array.verify()
+            array.verify_padding()
         finally:
             array.close()
     runtime.progress.finish("verify")
