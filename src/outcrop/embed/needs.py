@@ -14,15 +14,10 @@ from outcrop.embed.moves import moving_bytes
 from outcrop.embed.schedules import make_schedule
 from outcrop.embed.step import TAG, batch_bytes, stride
 from outcrop.embed.tables import slab_rows
-from outcrop.embed.training import UNIT_EDGE_BYTES, fits_in_memory, relation_shape
+from outcrop.embed.training import UNIT_EDGE_BYTES, degree_bytes, fits_in_memory, relation_shape
 from outcrop.errors import BudgetError
 from outcrop.runtime.group import Group
-from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import UNCOUNTED, Runtime
-
-
-def _pages(count: int) -> int:
-    return -(-count // PAGE_BYTES) * PAGE_BYTES
 
 
 class EmbeddingNeeds:
@@ -45,8 +40,8 @@ class EmbeddingNeeds:
         ]
         self._edges = max((edges for edges, _ in units), default=0)
         self._swapped = schedule.most_resident
-        sizes = [_pages(4 * buckets.division.size(part)) for part in range(buckets.division.parts)]
-        pools = {pool for _, pool in units} if config.by_degree else set()
+        sizes = degree_bytes(buckets, config)
+        pools = {pool for _, pool in units}
         self._degrees = max((sum(sizes[part] for part in pool) for pool in pools), default=0)
 
     def fits(self, limit: int) -> bool:

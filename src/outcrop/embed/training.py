@@ -51,6 +51,7 @@ from outcrop.errors import ArgumentError, FormatError, NumericError, renaming
 from outcrop.runtime import memory_tables
 from outcrop.runtime import progress as progress_of
 from outcrop.runtime.keyed_random import key_of
+from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.manifest import temporary_file, write_atomic
 from outcrop.store.tensors import require_equal, write_tensors
@@ -149,6 +150,13 @@ def open_table(
     numbering = buckets.numbering(runtime)
     kind = Table if path.name == FILE else SlotTable
     return kind(path, buckets.division, shape, start_of(config), numbering, runtime, read_only=read_only)
+
+
+def degree_bytes(buckets: Buckets, config: EmbedConfig) -> list[int]:
+    """Counts, by slice, the bytes that its degrees take while negatives are drawn by them; 0 where they are not."""
+    wanted = 4 if config.by_degree else 0
+    parts = range(buckets.division.parts)
+    return [-(-wanted * buckets.division.size(part) // PAGE_BYTES) * PAGE_BYTES for part in parts]
 
 
 def fits_in_memory(buckets: Buckets, config: EmbedConfig, free_bytes: int) -> bool:
@@ -296,10 +304,17 @@ class EmbeddingTrainer:
         def need(edges: int) -> int:
             return self._edges.bytes_of(edges) + UNIT_EDGE_BYTES * edges
 
-        if need(schedule.most_edges) > budget.free_bytes:  # which no unit may have: look closer
+        sizes = degree_bytes(self.buckets, self.config)
+        bound = sum(sorted(sizes)[-schedule.most_resident :])
+        if max(need(schedule.most_edges), bound) > budget.free_bytes:  # which no unit may have: look closer
             epochs = range(self._at.epoch, self.config.epochs)
-            most = max((unit.num_edges for epoch in epochs for unit in schedule.all_units(epoch)), default=0)
-            budget.reserve("edges", need(most)).release()
+            units = [(unit.num_edges, unit.pool) for epoch in epochs for unit in schedule.all_units(epoch)]
+            edges = max((edges for edges, _ in units), default=0)
+            degrees = max(
+                (sum(sizes[part] for part in pool) for pool in {pool for _, pool in units}), default=0
+            )
+            budget.reserve("degrees", degrees).release()  # one after the other: a pool keeps none of them
+            budget.reserve("edges", need(edges)).release()
 
     # Checkpoints
 

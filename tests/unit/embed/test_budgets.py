@@ -38,6 +38,7 @@ def trains(run, config, memory, **options) -> None:
          {"resident": False}),
         (3000, 5000, {"partitions": 5, "slices": 2}, {"sweeps": 3, "by_degree": 0.5, "batch": 32}, {}),
         (3000, 5000, {"partitions": 4}, {"model": "dot", "negatives": 200, "optimizer": "adam", "dim": 40}, {}),
+        (3000, 5000, {"partitions": 5, "slices": 4}, {"order": "slices", "by_degree": 0.5}, {"resident": False}),
         (90, 150, {"partitions": 7, "slices": 1}, {"buffer": 2, "order": "cover", "chunk": 1, "batch": 1}, {}),
     ],
 )  # fmt: skip
