@@ -35,10 +35,13 @@ def stored_fields(options: Any, later: Iterable[str]) -> dict[str, Any]:
     """Returns the fields of a dataclass as manifests have them, those of ``later`` only where they say something.
 
     These came when there were files without them already, which stay what they are: the fields are 0, None, False or
-    empty there.
+    empty there, or have their default.
     """
+    usual = {one.name: one.default for one in fields(options)}
     found = asdict(options)
-    return {name: value for name, value in found.items() if value or name not in later}
+    return {
+        name: value for name, value in found.items() if name not in later or (value and value != usual[name])
+    }
 
 
 def check_types(options: Any) -> None:
