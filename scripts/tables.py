@@ -140,6 +140,7 @@ def embeddings(result: Result) -> Rows:
     for r in result.get("graphs") or result["rows"]:
         name = r["graph"] + (f", {r['partitions']} partitions" if r.get("partitions", 1) > 1 else "")
         name += f", {r['groups']} groups" if r.get("groups", 1) > 1 else ""
+        name += f", {r['slices']} slices each" if r.get("slices") and r["partitions"] > 1 else ""
         scores = [f"{r[k]['mean']:.3f} ± {r[k]['deviation']:.3f}" for k in ("mrr", "hits@1", "hits@10")]
         rows.append([name, *scores, r["protocol"], str(r["seeds"])])
     return ("graph", "MRR", "Hits@1", "Hits@10", "ranks", "seeds"), rows
@@ -259,6 +260,7 @@ TABLES = {
     "embed-partitions": Table("embed-partitions.json", embeddings),
     "embed-groups": Table("embed-groups.json", embeddings),
     "embed-decay": Table("embed-decay.json", embeddings),
+    "embed-slices": Table("embed-slices.json", embeddings),
     "embed": Table("embed.json", embedding_speed, command="outcrop bench embed"),
     "embed-large": Table("embed-large.json"),
     "orders": Table("orders.json"),
