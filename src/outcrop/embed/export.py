@@ -215,18 +215,25 @@ class _Export:
     def publish(self, format: str) -> list[Path]:
         """Gives the files that were written their names, which may be those of an export before; returns them.
 
-        It comes when all are written, and what an export before had beside them goes: vectors must not lie beside the
-        names of others.
+        It comes when all are written. Files that this format may have and this export has not are somebody else's:
+        vectors must not lie beside the names of others.
+
+        Raises:
+            ArgumentError: There are such files; nothing has changed then.
+            IoError: A folder is in the way.
         """
+        others = [name for name in _FILES[format] if self.out / name not in self._written]
+        if left := [name for name in others if (self.out / name).exists()]:
+            raise ArgumentError(
+                f"{self.out} holds {' and '.join(left)}, which these vectors have not: remove it, or name another "
+                "folder to write to"
+            )
         with naming_files(self.out):
             for path in self._written:
                 if path.is_dir():
                     raise IoError(21, f"{path} is a folder: remove it, or name another folder to write to")
             for path, temporary in self._written.items():
                 temporary.replace(path)
-            for name in _FILES[format]:
-                if self.out / name not in self._written:
-                    (self.out / name).unlink(missing_ok=True)
             manifests.sync_folder(self.out)
         return list(self._written)
 

@@ -264,6 +264,22 @@ def test_exported_vectors_are_those_of_the_table_in_order_of_ids(
     trained.close()
 
 
+def test_an_export_touches_no_file_that_it_does_not_write(tmp_path, make_runtime, splits, monkeypatch):
+    """Names of entities are also what data files of knowledge graphs are called."""
+    trained_on(tmp_path, make_runtime(), splits, 2).close()
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "entities.txt").write_text("of a data set")
+    with closing(open_model(tmp_path / "run", make_runtime())) as trained:
+        monkeypatch.setattr(trained.buckets, "has", lambda name: False)  # nodes without names
+        with pytest.raises(
+            ArgumentError, match=r"holds entities.txt, which these vectors have not: remove it"
+        ):
+            export(trained, "npy", out)
+        assert [path.name for path in out.iterdir()] == ["entities.txt"]
+        assert (out / "entities.txt").read_text() == "of a data set"
+
+
 @pytest.mark.parametrize("before", [False, True])
 def test_an_export_that_fails_leaves_what_was_there(tmp_path, make_runtime, splits, before):
     """Vectors are written before the names, which are damaged: new vectors must not stand beside old names."""
