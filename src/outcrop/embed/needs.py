@@ -14,7 +14,7 @@ from outcrop.embed.moves import moving_bytes
 from outcrop.embed.schedules import make_schedule
 from outcrop.embed.step import TAG, batch_bytes, stride
 from outcrop.embed.tables import slab_rows
-from outcrop.embed.training import UNIT_EDGE_BYTES, degree_bytes, fits_in_memory, relation_shape
+from outcrop.embed.training import UNIT_EDGE_BYTES, degree_bytes, fits_in_memory, largest_unit, relation_shape
 from outcrop.errors import BudgetError
 from outcrop.runtime.group import Group
 from outcrop.runtime.runtime import UNCOUNTED, Runtime
@@ -33,16 +33,10 @@ class EmbeddingNeeds:
         self._resident = resident if group.alone else False
         with Runtime() as runtime:
             schedule = make_schedule(buckets, config, buckets.starts(runtime))
-        units = [
-            (unit.num_edges, unit.pool)
-            for epoch in range(config.epochs)
-            for unit in schedule.all_units(epoch)
-        ]
-        self._edges = max((edges for edges, _ in units), default=0)
+        self._edges, self._degrees = largest_unit(
+            schedule, range(config.epochs), degree_bytes(buckets, config)
+        )
         self._swapped = schedule.most_resident
-        sizes = degree_bytes(buckets, config)
-        pools = {pool for _, pool in units}
-        self._degrees = max((sum(sizes[part] for part in pool) for pool in pools), default=0)
 
     def fits(self, limit: int) -> bool:
         """Tells whether ``limit`` bytes are enough."""

@@ -136,6 +136,12 @@ class Schedule:
                 yield unit
                 number = unit.number + 1
 
+    def edges_of(self, epoch: int, round: int, group: int) -> int:
+        """Counts the edges that a group trains in a round of an epoch."""
+        if self.groups == 1:
+            return self.num_edges
+        return sum(unit.num_edges for unit in self.units(epoch, round, group))
+
     def units_of_all(self, epoch: int, round: int) -> Iterator[TrainUnit]:
         """Yields the units of all groups in a round."""
         for group in range(self.groups):

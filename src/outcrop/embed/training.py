@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from outcrop.embed.files import ProcessTable, TableState
 from outcrop.embed.gpu import GpuBuffer, GpuStepper
 from outcrop.embed.moves import SliceMoves, Transfer
 from outcrop.embed.negatives import Pool
-from outcrop.embed.schedule import UNIT_EDGES, TrainUnit, key_pair
+from outcrop.embed.schedule import UNIT_EDGES, Schedule, TrainUnit, key_pair
 from outcrop.embed.schedules import make_schedule
 from outcrop.embed.scores import score_function
 from outcrop.embed.step import Relations, Stepper, stride
@@ -157,6 +158,23 @@ def degree_bytes(buckets: Buckets, config: EmbedConfig) -> list[int]:
     wanted = 4 if config.by_degree else 0
     parts = range(buckets.division.parts)
     return [-(-wanted * buckets.division.size(part) // PAGE_BYTES) * PAGE_BYTES for part in parts]
+
+
+def largest_unit(schedule: Schedule, epochs: Iterable[int], sizes: Sequence[int]) -> tuple[int, int]:
+    """Returns the most edges that a unit of ``epochs`` has, and the most bytes that the slices of a pool come to.
+
+    Args:
+        sizes: Bytes of each slice (:func:`degree_bytes`).
+    """
+    edges = degrees = 0
+    pool: tuple[int, ...] = ()
+    for epoch in epochs:
+        for unit in schedule.all_units(epoch):
+            edges = max(edges, unit.num_edges)
+            if unit.pool != pool:
+                pool = unit.pool
+                degrees = max(degrees, sum(sizes[part] for part in pool))
+    return edges, degrees
 
 
 def fits_in_memory(buckets: Buckets, config: EmbedConfig, free_bytes: int) -> bool:
@@ -308,11 +326,7 @@ class EmbeddingTrainer:
         bound = sum(sorted(sizes)[-schedule.most_resident :])
         if max(need(schedule.most_edges), bound) > budget.free_bytes:  # which no unit may have: look closer
             epochs = range(self._at.epoch, self.config.epochs)
-            units = [(unit.num_edges, unit.pool) for epoch in epochs for unit in schedule.all_units(epoch)]
-            edges = max((edges for edges, _ in units), default=0)
-            degrees = max(
-                (sum(sizes[part] for part in pool) for pool in {pool for _, pool in units}), default=0
-            )
+            edges, degrees = largest_unit(schedule, epochs, sizes)
             budget.reserve("degrees", degrees).release()  # one after the other: a pool keeps none of them
             budget.reserve("edges", need(edges)).release()
 
@@ -509,9 +523,9 @@ class EmbeddingTrainer:
         Returns ``loss``, the sum of what the units before came to, with that of these.
         """
         runtime, buffer, schedule = self.runtime, self.buffer, self.schedule
-        units = list(schedule.units(epoch, turn, number))
-        sizes = [unit.num_edges for unit in units]
-        done, progress = sum(sizes[:skip]), partial(self._progress, epoch, turn, sum(sizes))
+        units = schedule.units(epoch, turn, number)
+        done = sum(unit.num_edges for unit in islice(units, skip))
+        progress = partial(self._progress, epoch, turn, schedule.edges_of(epoch, turn, number))
         progress_of.skip(runtime.progress, "embed", done)
         leaving: set[int] = set()
         if self._moves is not None:
@@ -519,7 +533,7 @@ class EmbeddingTrainer:
             leaving = {one.part for one in self._transfers(epoch, turn) if own[one.part]}
         pool: tuple[tuple[int, ...], Pool] | None = None
         swap = None
-        for unit in units[skip:]:
+        for unit in units:
             if (
                 not buffer.swapping
                 and swap is None  # one that was put off would be lost
