@@ -98,6 +98,9 @@ class LinkSeeds:
         positive = min(config.batch_size, most)
         edges = positive + math.ceil(config.negatives * positive)
         self._held = runtime.budget.reserve("links", edges * (_DRAWING_BYTES + waiting * _WAITING_BYTES))
+        for one in self._chosen.values():  # before caches take what is left
+            if one.listed is not None:
+                self._listed_edges(one.listed)
 
     def num_edges(self, split: str) -> int:
         """Counts the positive edges of ``split``."""
@@ -137,16 +140,20 @@ class LinkSeeds:
         if chosen is not None and chosen.index is not None:
             return chosen.index[:, at].T.astype(np.int64, copy=False)
         listed = split if chosen is None else chosen.listed
-        name = f"{listed}_edges"
-        if listed is None or not self._graph.has(name):
+        if listed is None or not self._graph.has(f"{listed}_edges"):
             lists = range(of.first_list, of.first_list + of.target.num_nodes)
             return self._topology.edges(of.first_edge + at, lists) - [of.source.first, of.first_list]
-        if name not in self._listed:
-            edges = self._graph.array(self._runtime, name).read(f"split-{listed}")
+        return self._listed_edges(listed)[at]
+
+    def _listed_edges(self, split: str) -> np.ndarray:
+        """Returns the edges that the graph lists for ``split``, int64 [n, 2], which are held from then on."""
+        if split not in self._listed:
+            name = f"{split}_edges"
+            edges = self._graph.array(self._runtime, name).read(f"split-{split}")
             if len(edges) and not 0 <= edges.min() <= edges.max() < self._graph.num_nodes:
                 raise FormatError(f"{self._graph.path}: {name} leave the graph; run outcrop verify")
-            self._listed[name] = edges
-        return self._listed[name][at]
+            self._listed[split] = edges
+        return self._listed[split]
 
     def _negatives(self, of: EdgeType, key: np.ndarray, positive: np.ndarray) -> np.ndarray:
         """Draws int64 [count, 2]; attempt a of end k of pair i is ``hash(key + (a, i, k)) % num_nodes``."""

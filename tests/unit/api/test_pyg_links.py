@@ -342,6 +342,34 @@ def test_splits_of_edges_are_found_by_the_names_that_splits_of_nodes_have(tmp_pa
         LinkNeighborLoader(graph, [1], "test")
 
 
+def test_the_smallest_budget_that_is_named_holds_listed_edges(tmp_path):
+    """They are more than all else: 6 MB where an array of theirs would be the caller's."""
+    rng = np.random.default_rng(0)
+    parts = {
+        "edges": rng.integers(0, 2000, (9000, 2)),
+        "features": rng.random((2000, 64), np.float32),
+        "train_edges": rng.integers(0, 2000, (400_000, 2)),
+    }
+    graph = outcrop.import_graph(parts, tmp_path / "g", progress=False)
+
+    def three(memory: int) -> None:
+        loader = LinkNeighborLoader(
+            graph, [3], "train", neg_sampling="binary", batch_size=64, shuffle=True, memory=memory, seed=1
+        )
+        with loader:
+            batches = iter(loader)
+            for _ in range(3):
+                next(batches)
+
+    with pytest.raises(outcrop.BudgetError, match="the smallest budget that can is") as refused:
+        three(1 << 20)
+    least = refused.value.smallest
+    assert least is not None
+    assert least > 6_400_000
+    three(least)
+    three(least + (1 << 20))
+
+
 def test_a_model_learns_from_a_loop_of_torch_geometric(tmp_path):
     """Links of two groups: what the loop in PyG's documentation learns tells held-out edges from others."""
     rng = np.random.default_rng(0)
