@@ -89,8 +89,8 @@ class EmbedConfig:
         sweeps: Times that an epoch goes over the order, each time with another part of every bucket: the more, the less
             it matters that not all partitions are resident, and the more is read and written.
         order: Sequence of partitions: ``best``, ``legend``, ``beta`` or ``cover``; or ``slices``: parts of partitions
-            are exchanged one at a time, which comes closer to what is learned with all in memory, for about 1.3 times
-            the bytes; of one group.
+            are exchanged one at a time, which comes closer to what is learned with all in memory, for more bytes (1.2
+            to 1.3 times with 3 of 8 or 12 partitions); of one group.
         seed: Number that decides first vectors, negatives and the sequence of edges.
         groups: Groups of partitions that are trained independently of each other between two exchanges, each by one
             process where there are several: what is learned depends on them, not on the processes. None: one for each

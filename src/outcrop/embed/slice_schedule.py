@@ -4,7 +4,7 @@ The slice that has been in memory longest goes, and another comes that has not y
 have met. All edges among those that are there are trained, shuffled together, before a swap and, of those that stay,
 meanwhile; of a bucket a share each time that both of its slices are there. So edges of many slices are together at any
 moment, which is what accuracy depends on (docs/design/partitions-and-quality.md). A sweep reads 1.2 to 1.3 times what
-one over partitions does.
+one over 8 or 12 partitions does, 3 of them in memory; more where there are more of both.
 """
 
 from __future__ import annotations
