@@ -47,6 +47,9 @@ def write(folder: Path, info: RunInfo) -> None:
     path = folder / RUN_FILE
     if not path.is_file() or path.read_bytes() != content.encode():
         manifests.write_atomic(path, content.encode())
+    else:  # one that was to say something else may have been killed meanwhile
+        with naming_files(folder):
+            manifests.temporary_file(path).unlink(missing_ok=True)
 
 
 def finished_stages(there: Collection[str], place: object, remedy: str) -> tuple[str, ...]:

@@ -155,3 +155,13 @@ def test_a_run_that_does_not_exist_is_said_to_be_missing(graph: Graph, tmp_path:
     with pytest.raises(FormatError, match=r"new does not exist: make the run with outcrop prepare") as error:
         train(graph, run=tmp_path / "new", fanouts=(10, 10))
     assert "its own sampling" not in str(error.value)
+
+
+def test_what_a_killed_replacement_was_to_say_does_not_stay(graph: Graph, tmp_path: Path) -> None:
+    """It was to say that the run is of other options; the run stays as it is, and says so already."""
+    run, left = tmp_path / "run", tmp_path / "run" / ".run.json.tmp"
+    outcrop.prepare(graph, run, **OPTIONS)
+    before = files(run)
+    left.write_text("{")
+    outcrop.prepare(graph, run, **OPTIONS)
+    assert files(run) == before
