@@ -319,6 +319,7 @@ def _make(
     origin = sampling.BatchOrigin(request.topology, request.external, request.batches_key)
     sample_config, plan_config = request.sampling, request.limits
     report = PrepareReport(epochs=sample_config.epochs, chosen="\n".join(request.chosen))
+    manifests.remove_scratch(out)
     started, before = time.monotonic(), runtime.io.counters
     copied = packing.CopiedBytes()  # by other processes, which pack: the last stage
     if plan_config.disk_space is not None and plan_config.layout == "cost":

@@ -12,8 +12,6 @@ merge, and fewer rows need not be fewer pages.
 
 from __future__ import annotations
 
-import os
-import uuid
 import weakref
 from bisect import bisect_right
 from typing import final
@@ -27,6 +25,7 @@ from outcrop.rows.cached import CacheReader
 from outcrop.runtime import memory_tables
 from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
+from outcrop.store import manifest as manifests
 from outcrop.store.graph_types import RowFile
 from outcrop.store.levels import LevelCounts
 from outcrop.store.samples import SampleSet
@@ -73,10 +72,13 @@ class NextUses:
         self._places: dict[int, list[int]] = {}
         for place, batch in enumerate(schedule.tolist()):
             self._places.setdefault(batch, []).append(place)
-        path = samples.path.parent / f".{_TAG}-{uuid.uuid4().hex}.tmp"
-        self._file = runtime.io.open(str(path), _core.OpenMode.create)
-        self.close = weakref.finalize(self, runtime.io.close, self._file)
-        os.unlink(path)
+        manifests.remove_scratch(samples.path.parent)
+        path = manifests.scratch_file(samples.path.parent)
+        try:
+            self._file = runtime.io.open(str(path), _core.OpenMode.create)
+            self.close = weakref.finalize(self, runtime.io.close, self._file)
+        finally:
+            path.unlink(missing_ok=True)  # another process may have taken it for one that was left
         self._buffer = runtime.budget.empty(_TAG, int(spans.max()))
         with runtime.trace.span(_TAG):
             self._work_out(rows.num_rows, runtime)

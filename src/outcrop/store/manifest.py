@@ -15,8 +15,9 @@ import re
 import shlex
 import shutil
 import stat
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from outcrop.store.elsewhere import read_elsewhere
 from outcrop.store.lock import only_process_in
 
 MANIFEST = "manifest.json"
+_SCRATCH = ".scratch-"
 Versions = int | tuple[int, ...]  # of a format that are read
 # What names the source of an import, and no place on disk.
 _SOURCE = re.compile(
@@ -387,6 +389,18 @@ def remove_leftovers(final: Path) -> None:
     """Removes what killed calls have left beside ``final``, which is whole: they were to make or to replace it."""
     for left in versions_of(final)[1:]:
         shutil.rmtree(left, ignore_errors=True)
+
+
+def scratch_file(folder: Path) -> Path:
+    """Returns a name that nobody else has, for a file that loses its name as soon as it is open."""
+    return folder / f"{_SCRATCH}{uuid.uuid4().hex}.tmp"
+
+
+def remove_scratch(folder: Path) -> None:
+    """Removes scratch files that killed processes have left in ``folder``; who has one open keeps it."""
+    for left in folder.glob(f"{_SCRATCH}*.tmp"):
+        with suppress(OSError):
+            left.unlink()
 
 
 def remove_headless(folder: Path) -> None:

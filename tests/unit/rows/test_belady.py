@@ -18,6 +18,8 @@ from outcrop.rows import NextUses, schedule_of
 from outcrop.runtime import memory_tables
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
+from outcrop.store.manifest import scratch_file
+from outcrop.store.samples import open_samples
 from prepare_support import prepare
 from run_support import a_graph, sampled
 
@@ -72,6 +74,21 @@ def test_places_follow_each_other(graph, tmp_path, make_runtime):
     assert [uses.place_of(valid, after) for after in (-1, 4, 5, 11, 12, 20)] == [5, 5, 12, 12, 19, 5]
     assert uses.place_of(test, 3) is None
     uses.close()
+
+
+@pytest.mark.parametrize("by", ["the next training", "the next prepare"])
+def test_what_a_killed_process_left_is_removed(graph, tmp_path, make_runtime, by):
+    """A kill between the making of the file and the removal of its name leaves it in the run."""
+    runtime, run = make_runtime(threads=1), tmp_path / "run"
+    prepare(graph, run, runtime=runtime, stop_after="sample", **OPTIONS)
+    before, left = sorted(run.iterdir()), scratch_file(run)
+    left.write_bytes(bytes(4096))
+    if by == "the next training":
+        samples = open_samples(runtime, run / "sample")
+        NextUses(samples, graph.row_file, schedule_of(samples, ("train",)), runtime).close()
+    else:
+        prepare(graph, run, runtime=runtime, stop_after="sample", **OPTIONS)
+    assert sorted(run.iterdir()) == before
 
 
 def test_a_folder_that_cannot_be_written(graph, tmp_path, make_runtime, monkeypatch):
