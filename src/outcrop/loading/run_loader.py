@@ -170,7 +170,7 @@ class RunLoader:
 
     def _begin(self) -> _Pass:
         _refuse_worker()
-        self._end_pass(replaced=True)
+        self._end_pass(_ITERATED)
         if self._place.begun:
             self._next, self._resumed = self._place.epoch + 1, None
         epoch, position = self._where_to_begin()
@@ -209,12 +209,12 @@ class RunLoader:
             stacklevel=4,
         )
 
-    def _end_pass(self, replaced: bool = False) -> None:
-        """Ends a pass that is under way; ``replaced``: for another one."""
+    def _end_pass(self, why: str = "") -> None:
+        """Ends a pass that is under way; given a reason, it says so where it is asked for a batch that it had left."""
         self._stepped = None
         under_way = self._pass() if self._pass is not None else None
         if under_way is not None:
-            under_way.end(replaced)
+            under_way.end(why)
         self._pass = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -235,7 +235,7 @@ class RunLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Has the next iteration go on where ``state`` was taken: it gives the batches that were left of that epoch.
 
-        Where :meth:`set_epoch` names another epoch by then, that one is begun instead.
+        Where :meth:`set_epoch` names another epoch by then, that one is begun instead. A pass that is under way ends.
 
         Raises:
             ArgumentError: The state is of other batches, or of other ranks; names the field.
@@ -255,7 +255,7 @@ class RunLoader:
             raise ArgumentError(f"position {position} of epoch {epoch} is outside the epochs of {self!r}")
         if position and self._source.count is None:
             raise ArgumentError(f"{self._source.home}: only whole epochs can be gone on with in this mode")
-        self._end_pass()
+        self._end_pass(_SET)
         self._place, self._next, self._resumed = _Place(), epoch, (epoch, position)
 
     def _identity(self) -> dict[str, Any]:
@@ -270,7 +270,9 @@ class RunLoader:
         }
 
     def close(self) -> None:
-        """Ends a pass that is under way and frees what was kept. Iterating again opens it again."""
+        """Ends a pass that is under way, as a generator's close does, and frees what was kept. Iterating again opens it
+        again.
+        """
         self._end_pass()
         self._sessions.close()
 
@@ -305,7 +307,7 @@ class _Pass:
         self._input_ids: InputIds | None = None
         self._batches: Any = iter(())  # a Loader, once it has begun
         self._finish: weakref.finalize | None = None  # closes the pass, once it has begun
-        self._closed = self._replaced = False
+        self._closed, self._ended = False, ""
 
     def _begin(self) -> None:
         from outcrop.loading.pyg import pyg_arrays
@@ -339,10 +341,10 @@ class _Pass:
         if self._finish is None and not self._closed and not self._at_end():
             self._begin()
         if self._finish is None or not self._finish.alive:
-            if self._replaced:
+            if self._ended:
                 raise ArgumentError(
                     f"batch {self.place.position} of this pass over {self._source.home} is not to be had any more: the "
-                    "loader was iterated anew, which ended it. For two passes at the same time make two loaders"
+                    f"loader {self._ended}"
                 )
             self.place.over = self._at_end()
             raise StopIteration
@@ -380,11 +382,11 @@ class _Pass:
         if self._finish is not None:
             self._finish()
 
-    def end(self, replaced: bool) -> None:
-        """Closes the pass; where it has batches left and is ``replaced`` by another, it says so from then on."""
+    def end(self, why: str) -> None:
+        """Closes the pass; where it has batches left, it says from then on what the loader did: ``why``."""
         over = self.place.over or self._at_end()
         self.close()
-        self._replaced = replaced and not over
+        self._ended = "" if over else why
 
 
 def _finish(batches: Any, sessions: Sessions, used: OpenSession) -> None:
@@ -392,6 +394,8 @@ def _finish(batches: Any, sessions: Sessions, used: OpenSession) -> None:
     sessions.give_back(used)
 
 
+_ITERATED = "was iterated anew, which ended it. For two passes at the same time make two loaders"
+_SET = "was given a state within it, which ended it. Load a state before the loader is iterated"
 _NO_DATALOADER = (
     "this loader gives whole mini-batches and reads ahead in threads of its own: iterate over it as it is, or pass it "
     "to Lightning, instead of wrapping it in a torch DataLoader"

@@ -444,6 +444,22 @@ def test_a_pass_that_another_ended_says_so(run):
     loader.close()
 
 
+def test_a_pass_whose_loader_is_given_a_state_says_so(run):
+    loader = run.loader("train", mode="online")
+    state = loader.state_dict()
+    batches = iter(loader)
+    next(batches)
+    loader.load_state_dict(state)
+    with pytest.raises(ArgumentError, match="batch 1 of this pass .* was given a state within it"):
+        next(batches)
+    over = iter(loader)
+    assert len(list(_numbers(over))) == len(loader)
+    loader.load_state_dict(state)
+    with pytest.raises(StopIteration):  # it had no more
+        next(over)
+    loader.close()
+
+
 def _numbers(batches):
     for batch in batches:
         yield batch.number
