@@ -33,7 +33,7 @@ def make_schedule(buckets: Buckets, config: EmbedConfig, starts: np.ndarray) -> 
     if groups > 1:
         raise ArgumentError(
             f"order slices trains one group of slices, and {groups} are asked for (--groups, or a process each): "
-            "choose another order"
+            "choose another order, or train in one process without --groups"
         )
     resident = min(config.buffer, buckets.partitions) * buckets.slices
     return SliceSchedule(buckets.division.parts, resident, starts, config.seed, config.sweeps)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from outcrop.embed import schedule as schedules
+from outcrop.embed import slice_schedule
 from outcrop.embed.negatives import Pool
 from outcrop.embed.numbering import Division
 from outcrop.embed.orders import ORDERS, Order, make_order
@@ -130,11 +131,25 @@ def test_sweeps_of_slices_follow_from_the_seed():
     one, two = SliceSchedule(16, 6, starts, 1), SliceSchedule(16, 6, starts, 2)
     sequences = [[u.pieces.tolist() for u in s.units(e)] for s in (one, two) for e in (0, 1, 2)]
     assert len({str(s) for s in sequences}) == 6
+    slice_schedule._begins.cache_clear()
     again = SliceSchedule(16, 6, starts, 1)
     assert [u.pieces.tolist() for u in again.units(2)] == sequences[2]  # without the earlier ones
     assert [u.pieces.tolist() for u in again.units(0)] == sequences[0]
     with pytest.raises(ArgumentError, match="1 of 3 slices in memory are no two: raise --buffer"):
         SliceSchedule(3, 1, np.arange(10), 0)
+
+
+def test_sweeps_that_were_listed_are_not_listed_again(monkeypatch):
+    """An evaluation within a training makes a schedule of its own, which begins where that one is."""
+    starts = np.arange(17 * 17 + 1)
+    first = SliceSchedule(17, 6, starts, 5)
+    expected = first.states(9)
+    listed = []
+    states = slice_schedule._states
+    monkeypatch.setattr(slice_schedule, "_states", lambda *given: listed.append(given) or states(*given))
+    assert SliceSchedule(17, 6, starts, 5).states(9) == expected
+    assert len(listed) == 1
+    assert SliceSchedule(17, 6, starts, 6).states(9) != expected
 
 
 def test_slices_are_dealt_out_anew_and_nothing_moves_between_sweeps():
