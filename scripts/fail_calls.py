@@ -256,7 +256,8 @@ def wrong_of(ended: Ended, made: bool, job: Job, kind: str = "read") -> str:
             if "memory" in said and re.search("ulimit|--memory", said)
             else "the error does not say that memory ran out"
         )
-    if not re.search(r"/|\.\w+", said) and not any(word in said for word in job.command[1:]):
+    given = {word.rpartition(":")[2] for word in job.command[1:]} - {""}  # also FOLDER of arrays:FOLDER
+    if not re.search(r"/|\.\w+", said) and not any(name in said for name in given):
         return "the error names no file"
     return ""
 

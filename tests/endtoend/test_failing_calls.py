@@ -40,6 +40,7 @@ def test_what_is_wrong_is_found() -> None:
     assert said(0, "") == "status 0, and something else was made"
     assert said(1, "error: g.oc: Input/output error") == ""
     assert said(1, "error: /a/b cannot be read") == ""
+    assert said(1, "error: source: Too many open files") == ""
     assert said(1, "error: [Errno 12] Cannot allocate memory") == "the error names no file"
     for text in (
         "error: out of memory: end other programs, or raise ulimit -v",
