@@ -11,10 +11,11 @@ from outcrop.embed.buckets import Buckets
 from outcrop.embed.edges import TrainingEdges
 from outcrop.embed.evaluate import reserve
 from outcrop.embed.moves import moving_bytes
+from outcrop.embed.negatives import degree_bytes
 from outcrop.embed.schedules import make_schedule
 from outcrop.embed.step import TAG, batch_bytes, stride
 from outcrop.embed.tables import slab_rows
-from outcrop.embed.training import UNIT_EDGE_BYTES, degree_bytes, fits_in_memory, largest_unit, relation_shape
+from outcrop.embed.training import UNIT_EDGE_BYTES, fits_in_memory, largest_unit, relation_shape
 from outcrop.errors import BudgetError
 from outcrop.runtime.group import Group
 from outcrop.runtime.runtime import UNCOUNTED, Runtime
@@ -33,9 +34,7 @@ class EmbeddingNeeds:
         self._resident = resident if group.alone else False
         with Runtime() as runtime:
             schedule = make_schedule(buckets, config, buckets.starts(runtime))
-        self._edges, self._degrees = largest_unit(
-            schedule, range(config.epochs), degree_bytes(buckets, config)
-        )
+        self._edges = largest_unit(schedule, range(config.epochs))
         self._swapped = schedule.most_resident
 
     def fits(self, limit: int) -> bool:
@@ -64,7 +63,8 @@ class EmbeddingNeeds:
             held.append(budget.empty("moving-slices", moving_bytes(slab_bytes)))
         held.append(budget.empty("partitions", slots * slab_bytes))
         edges = TrainingEdges(buckets, runtime)
-        budget.reserve("degrees", self._degrees)
+        if config.by_degree:
+            held.append(budget.empty("degrees", degree_bytes(buckets.division, self._swapped)))
         budget.reserve("edges", edges.bytes_of(self._edges) + UNIT_EDGE_BYTES * self._edges)
         del batch, order
 

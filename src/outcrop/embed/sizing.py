@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from outcrop.config import EmbedConfig, exact_bytes, least_bytes
+from outcrop.embed.negatives import degree_bytes
 from outcrop.embed.numbering import Division, default_slices
 from outcrop.embed.schedule import UNIT_EDGES
 from outcrop.embed.step import batch_bytes, stride
@@ -40,7 +41,7 @@ def training_bytes(
     # Of the edges, as many as lie between the partitions that are in memory first.
     among = min(1.0, uneven * (config.buffer / partitions) ** 2)
     unit = min(math.ceil(num_edges * among), UNIT_EDGES) * (READ_EDGE_BYTES + UNIT_EDGE_BYTES)
-    degrees = 4 * division.most * resident if config.by_degree else 0
+    degrees = degree_bytes(division, resident) if config.by_degree else 0
     return table + relations + batch_bytes(config) + unit + degrees + 16 * (division.parts**2 + 1)
 
 

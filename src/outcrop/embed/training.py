@@ -42,7 +42,7 @@ from outcrop.embed.edges import TrainingEdges
 from outcrop.embed.files import ProcessTable, TableState
 from outcrop.embed.gpu import GpuBuffer, GpuStepper
 from outcrop.embed.moves import SliceMoves, Transfer
-from outcrop.embed.negatives import Pool
+from outcrop.embed.negatives import Degrees, Pool, degree_bytes
 from outcrop.embed.schedule import UNIT_EDGES, Schedule, TrainUnit, key_pair
 from outcrop.embed.schedules import make_schedule
 from outcrop.embed.scores import score_function
@@ -52,7 +52,6 @@ from outcrop.errors import ArgumentError, FormatError, NumericError, renaming
 from outcrop.runtime import memory_tables
 from outcrop.runtime import progress as progress_of
 from outcrop.runtime.keyed_random import key_of
-from outcrop.runtime.pages import PAGE_BYTES
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.manifest import temporary_file, write_atomic
 from outcrop.store.tensors import require_equal, write_tensors
@@ -153,28 +152,9 @@ def open_table(
     return kind(path, buckets.division, shape, start_of(config), numbering, runtime, read_only=read_only)
 
 
-def degree_bytes(buckets: Buckets, config: EmbedConfig) -> list[int]:
-    """Counts, by slice, the bytes that its degrees take while negatives are drawn by them; 0 where they are not."""
-    wanted = 4 if config.by_degree else 0
-    parts = range(buckets.division.parts)
-    return [-(-wanted * buckets.division.size(part) // PAGE_BYTES) * PAGE_BYTES for part in parts]
-
-
-def largest_unit(schedule: Schedule, epochs: Iterable[int], sizes: Sequence[int]) -> tuple[int, int]:
-    """Returns the most edges that a unit of ``epochs`` has, and the most bytes that the slices of a pool come to.
-
-    Args:
-        sizes: Bytes of each slice (:func:`degree_bytes`).
-    """
-    edges = degrees = 0
-    pool: tuple[int, ...] = ()
-    for epoch in epochs:
-        for unit in schedule.all_units(epoch):
-            edges = max(edges, unit.num_edges)
-            if unit.pool != pool:
-                pool = unit.pool
-                degrees = max(degrees, sum(sizes[part] for part in pool))
-    return edges, degrees
+def largest_unit(schedule: Schedule, epochs: Iterable[int]) -> int:
+    """Returns the most edges that a unit of ``epochs`` has."""
+    return max((unit.num_edges for epoch in epochs for unit in schedule.all_units(epoch)), default=0)
 
 
 def fits_in_memory(buckets: Buckets, config: EmbedConfig, free_bytes: int) -> bool:
@@ -182,6 +162,8 @@ def fits_in_memory(buckets: Buckets, config: EmbedConfig, free_bytes: int) -> bo
     floats = stride(config, config.dim)
     table = buckets.division.parts * slab_rows(buckets.division, floats) * floats * 4
     unit = min(buckets.num_edges, UNIT_EDGES) * (UNIT_EDGE_BYTES + READ_EDGE_BYTES)
+    if config.by_degree:
+        unit += degree_bytes(buckets.division, min(config.buffer, buckets.partitions) * buckets.slices)
     return table <= min(memory_tables.WHOLE_TABLE.bytes_of(free_bytes), free_bytes - unit)
 
 
@@ -294,7 +276,10 @@ class EmbeddingTrainer:
                 slots = buckets.division.parts if resident else self.schedule.most_resident
                 self._moves = None if self._group.alone else SliceMoves(self.table, runtime)
                 self.buffer = self._place.buffer(self.table, slots)
-                self._degrees = buckets.array(runtime, "degrees") if config.by_degree else None
+                self._degrees = None
+                if config.by_degree:
+                    array, most = buckets.array(runtime, "degrees"), self.schedule.most_resident
+                    self._degrees = Degrees(array, buckets.division, most, runtime.budget)
                 self._edges = TrainingEdges(buckets, runtime)
                 self._check_room()
             if self._moves is not None:
@@ -322,12 +307,8 @@ class EmbeddingTrainer:
         def need(edges: int) -> int:
             return self._edges.bytes_of(edges) + UNIT_EDGE_BYTES * edges
 
-        sizes = degree_bytes(self.buckets, self.config)
-        bound = sum(sorted(sizes)[-schedule.most_resident :])
-        if max(need(schedule.most_edges), bound) > budget.free_bytes:  # which no unit may have: look closer
-            epochs = range(self._at.epoch, self.config.epochs)
-            edges, degrees = largest_unit(schedule, epochs, sizes)
-            budget.reserve("degrees", degrees).release()  # one after the other: a pool keeps none of them
+        if need(schedule.most_edges) > budget.free_bytes:  # a bound that no unit may reach: look closer
+            edges = largest_unit(schedule, range(self._at.epoch, self.config.epochs))
             budget.reserve("edges", need(edges)).release()
 
     # Checkpoints
@@ -550,7 +531,7 @@ class EmbeddingTrainer:
                 self._begin_swap(unit.swap)
                 swap = None
             if pool is None or pool[0] != unit.pool:
-                pool = (unit.pool, self._pool(unit.pool))
+                pool = (unit.pool, Pool(unit.pool, self.buckets.division, self._degrees))
             started = time.perf_counter()
             loss = self._train(epoch, unit, pool[1], loss, done, progress)
             self._spans.append(
@@ -601,15 +582,6 @@ class EmbeddingTrainer:
             ],
         }
         write_atomic(self.folder / TIMELINE, json.dumps(what).encode())
-
-    def _pool(self, slices: tuple[int, ...]) -> Pool:
-        degrees = None
-        if self._degrees is not None:
-            starts = self.buckets.division.starts
-            degrees = [
-                self._degrees.read("degrees", int(starts[part]), int(starts[part + 1])) for part in slices
-            ]
-        return Pool(slices, self.buckets.division, degrees)
 
     def _train(
         self,

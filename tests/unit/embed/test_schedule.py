@@ -10,13 +10,14 @@ import pytest
 
 from outcrop.embed import schedule as schedules
 from outcrop.embed import slice_schedule
-from outcrop.embed.negatives import Pool
+from outcrop.embed.negatives import Degrees, Pool, degree_bytes
 from outcrop.embed.numbering import Division
 from outcrop.embed.orders import ORDERS, Order, make_order
 from outcrop.embed.rounds import Rounds, make_rounds
 from outcrop.embed.schedule import Schedule
 from outcrop.embed.slice_schedule import SliceSchedule
 from outcrop.errors import ArgumentError
+from outcrop.runtime.runtime import Runtime
 
 
 def rounds_of(order: Order) -> Rounds:
@@ -219,10 +220,11 @@ def test_negatives_are_rows_that_are_there():
     assert len({*zip(part.tolist(), row.tolist(), strict=True)}) == 61
 
 
-def test_negatives_in_proportion_to_degree():
+def test_negatives_in_proportion_to_degree(make_runtime):
     division = Division(10, 2)
     degrees = [np.array([0, 0, 30, 0, 0], np.uint32), np.array([10, 0, 0, 0, 0], np.uint32)]
-    pool = Pool([0, 1], division, degrees)
+    runtime = make_runtime(threads=1)
+    pool = Pool([0, 1], division, held_degrees(division, 2, np.concatenate(degrees), runtime))
     part, row = pool.draw(9, (0, 0), 1.0)
     assert set(zip(part.tolist(), row.tolist(), strict=True)) <= {(0, 2), (1, 0)}
     many = [pool.draw(8, (0, k), 0.5) for k in range(500)]
@@ -231,4 +233,55 @@ def test_negatives_in_proportion_to_degree():
     )
     assert seen[0, 2] / 4000 == pytest.approx(0.5 * 0.75 + 0.05, abs=0.03)
     assert seen[1, 1] / 4000 == pytest.approx(0.05, abs=0.02)
-    assert len(Pool([0], division, [np.zeros(5, np.uint32)]).draw(3, (0, 0), 1.0)[0]) == 3
+    zeros = held_degrees(division, 1, np.zeros(10, np.uint32), runtime)
+    assert len(Pool([0], division, zeros).draw(3, (0, 0), 1.0)[0]) == 3
+
+
+class _File:
+    """Degrees in memory, which are read as a file of them is; ``reads`` counts the times."""
+
+    def __init__(self, degrees: np.ndarray):
+        self._bytes, self.reads = degrees.view(np.uint8), 0
+
+    def read_bytes(self, offset: int, out: np.ndarray) -> None:
+        out[:] = self._bytes[offset : offset + len(out)]
+        self.reads += 1
+
+    def close(self) -> None: ...
+
+
+def held_degrees(division: Division, slices: int, degrees: np.ndarray, runtime: Runtime) -> Degrees:
+    return Degrees(_File(degrees), division, slices, runtime.budget)
+
+
+@pytest.mark.parametrize("rows", [7, 40, 7 * 32, 7 * 1024, 20_000])
+def test_rows_are_found_by_their_degrees(make_runtime, rows):
+    """Against one sum over all rows that are there, while slices come and go; in the memory that was said."""
+    random, division = np.random.default_rng(rows), Division(rows, 7)
+    degrees = random.integers(0, 5, rows, dtype=np.uint32) * random.integers(0, 2, rows, dtype=np.uint32)
+    degrees[random.integers(0, rows)] = (1 << 32) - 1
+    file = _File(degrees)
+    budget = make_runtime("1MiB", threads=1).budget
+    free = budget.free_bytes
+    held = Degrees(file, division, 3, budget)
+    assert free - budget.free_bytes == degree_bytes(division, 3)
+    came: set[int] = set()
+    for _ in range(40):
+        slices = random.permutation(7)[: random.integers(1, 4)].tolist()
+        before, file.reads = came, 0
+        held.enter(slices)
+        came = set(slices)
+        assert file.reads == len(came - before), "only what was not there is read"
+        sums = np.cumsum(
+            np.concatenate([degrees[division.starts[p] : division.starts[p + 1]] for p in slices]),
+            dtype=np.int64,
+        )
+        assert held.total == sums[-1]
+        if not sums[-1]:
+            continue
+        targets = np.concatenate(
+            [[0, sums[-1] - 1], random.integers(0, sums[-1], 100), sums[sums < sums[-1]][:50]]
+        )
+        at, number = held.find(targets)
+        starts = np.cumsum([0, *(division.size(p) for p in slices)])
+        np.testing.assert_array_equal(starts[at] + number, np.searchsorted(sums, targets, side="right"))

@@ -450,7 +450,7 @@ def test_a_pass_whose_loader_is_given_a_state_says_so(run):
     batches = iter(loader)
     next(batches)
     loader.load_state_dict(state)
-    with pytest.raises(ArgumentError, match="batch 1 of this pass .* was given a state within it"):
+    with pytest.raises(ArgumentError, match=r"batch 1 of this pass .* was given a state within it"):
         next(batches)
     over = iter(loader)
     assert len(list(_numbers(over))) == len(loader)
