@@ -43,6 +43,11 @@ class Failing(oc.Callback):
         raise ValueError("of a callback")
 
 
+class Ending(oc.Callback):
+    def on_epoch(self, epoch, values):
+        return epoch == 1
+
+
 steps.OrderedGradients.finish = stopping
 if WRONG == "stale" and RANK == 1:
     loop._Run.restore = lambda self: None
@@ -51,7 +56,7 @@ if WRONG == "processor" and RANK == 1:
 folder = Path(CHECKPOINT + ("-1" if WRONG == "folder" and RANK else ""))
 if WRONG == "folder":
     group._SEEING_SECONDS = 0.5  # the wait for what never comes
-oc.train(
+report = oc.train(
     GRAPH,
     run=RUN,
     model=oc.ModelConfig("sage", hidden=16, dropout=0.3),
@@ -67,6 +72,8 @@ oc.train(
     checkpoint=oc.Checkpoints(folder, steps=int(os.environ["STEPS"]))
     if "STEPS" in os.environ
     else oc.Checkpoints(folder, minutes=0.0),
-    callbacks=[Failing()] if WRONG == "callback" else [],
+    callbacks={"callback": [Failing()], "ending": [Ending()]}.get(WRONG, []),
     observer=oc.Observer(progress=False, on_choice=print),
 )
+if WRONG == "ending":
+    print(f"rank {RANK} trained {len(report.epochs)} epochs, ended early: {report.stopped_early}")

@@ -290,6 +290,18 @@ def test_what_is_wrong_in_one_rank_is_said_by_all(
 
 
 @pytest.mark.slow
+def test_a_callback_ends_the_training_of_all(graph: Path, run: Path, tmp_path: Path) -> None:
+    """It is called in rank 0 alone; the others end with the same epoch."""
+    done = ended(
+        [*torchrun(2), str(SCRIPT), str(graph), str(run), str(tmp_path / "ckpt"), "0"],
+        ENVIRONMENT | {"WRONG": "ending"},
+    )
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        assert f"rank {rank} trained 2 epochs, ended early: True" in done.stdout
+
+
+@pytest.mark.slow
 def test_a_machine_keeps_its_budget(graph: Path, tmp_path: Path) -> None:
     """The smallest budget that is named works for both processes together, and no byte less does."""
     run = tmp_path / "small.run"

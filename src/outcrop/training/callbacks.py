@@ -15,12 +15,21 @@ MLflow, within ``with mlflow.start_run():``::
 
     class MLflow(oc.Callback):
         def on_epoch(self, epoch, values): mlflow.log_metric("loss", values["loss"], step=epoch)
+
+Optuna, which ends trials that promise little::
+
+    class Pruning(oc.Callback):
+        def on_epoch(self, epoch, values):
+            trial.report(values["valid_accuracy"], epoch)
+            return trial.should_prune()
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from outcrop.errors import ArgumentError
 
@@ -39,8 +48,9 @@ class Callback:
             values: ``epoch``, ``batch`` (of the epoch, from 0), ``loss`` (of the batch), ``learning_rate``.
         """
 
-    def on_epoch(self, epoch: int, values: dict[str, Any]) -> None:
-        """Is called after every epoch, when it was validated and before its checkpoint.
+    def on_epoch(self, epoch: int, values: dict[str, Any]) -> bool | None:
+        """Is called after every epoch, when it was validated and before its checkpoint. Where it returns True, the
+        training ends with this epoch as with its last one: the best model is kept, tested and returned.
 
         Args:
             epoch: From 0.
@@ -69,6 +79,7 @@ class Callbacks:
         for call in self._on_step:
             call(step, dict(values))
 
-    def on_epoch(self, epoch: int, values: dict[str, Any]) -> None:
-        for call in self._on_epoch:
-            call(epoch, dict(values))
+    def on_epoch(self, epoch: int, values: dict[str, Any]) -> bool:
+        """Tells whether one of them ends the training; all are called."""
+        said = [call(epoch, dict(values)) for call in self._on_epoch]
+        return any(isinstance(one, bool | np.bool_) and bool(one) for one in said)

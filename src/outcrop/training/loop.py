@@ -94,7 +94,8 @@ class EpochRecord:
 class TrainResult:
     """Holds what a training has learned. ``model`` has the parameters of ``best_epoch``: best validation accuracy, the
     earliest of equals; without validation the last epoch. ``resumed_from``: epochs that a checkpoint had behind it,
-    None without one. ``stopped_early``: validation got no better, and training ended before its last epoch.
+    None without one. ``stopped_early``: validation got no better, or a callback said so, and training ended before its
+    last epoch.
     """
 
     model: Model | TypedModel
@@ -176,8 +177,8 @@ def train(
         run.finish(record)
         runtime.trace.event("train.record", **record.to_json())
         with group.together("calling back after an epoch"):
-            if group.leads:
-                told.on_epoch(epoch, record.to_json())
+            ends = group.leads and told.on_epoch(epoch, record.to_json())
+        run.ended = any(group.gather(ends))
         if last or run.stopped or (epoch + 1) % every == 0:
             with runtime.trace.span("train.checkpoint", epoch=epoch), group.together("writing a checkpoint"):
                 run.save()
@@ -297,6 +298,7 @@ class _Run:
         self.resumed_from: int | None = None
         self.updates, self.sums, self._saved = 0, _Sums(), time.monotonic()
         self._save_now = False
+        self.ended = False  # by a callback
         self._weight = None
         if class_weights is not None:
             self._weight = torch.tensor(class_weights, dtype=torch.float32, device=self.device)
@@ -307,8 +309,9 @@ class _Run:
 
     @property
     def stopped(self) -> bool:
-        """Tells whether validation got no better for as long as patience lasts."""
-        return stopped_early([vars(record) for record in self.records], self.best_epoch, self.config.patience)
+        """Tells whether a callback ended the training, or validation got no better for as long as patience lasts."""
+        records = [vars(record) for record in self.records]
+        return self.ended or stopped_early(records, self.best_epoch, self.config.patience)
 
     def epoch(
         self,

@@ -25,7 +25,7 @@ class TrainReport:
         trained_epochs: Epochs that this call trained; 0 where the checkpoint had them all.
         metric: What the best epoch was chosen by; ``valid_metric`` of each epoch and ``test_metric`` are its values.
         test_accuracy: None without test nodes, and for labels that are no classes.
-        stopped_early: Whether ``patience`` ended the training before its last epoch.
+        stopped_early: Whether ``patience`` or a callback ended the training before its last epoch.
         kept_folder: Folder beside the graph of what was prepared and stays, for the next training with the same
             options: a run, or the last of the sample pools. It may be deleted. None where nothing stays.
         ranks: Where several processes trained: ``world``, ``accumulate`` (batches of a step) and ``peak_host_bytes``

@@ -107,6 +107,26 @@ def test_callbacks_hear_of_every_update_and_epoch(problem):
         problem.run(CONFIG, callbacks=[print])
 
 
+@pytest.mark.parametrize("true", [True, np.True_])
+def test_a_callback_ends_the_training(problem, tmp_path, true):
+    """As if the epoch had been the last one; called again, the training goes on behind it."""
+    noted = Noting()
+    ending = SimpleNamespace(on_epoch=lambda epoch, values: true if epoch == 1 else 1)  # 1 is no answer
+    stopped = problem.run(CONFIG, tmp_path / "a", callbacks=[ending, noted])
+    short = problem.run(replace(CONFIG, epochs=2))
+    assert stopped.stopped_early
+    assert not short.stopped_early
+    assert learned(stopped) == learned(short)
+    assert same(stopped.model.state_dict(), short.model.state_dict())
+    assert [epoch for epoch, _ in noted.epochs] == [0, 1], "the others hear of the last epoch"
+    whole = problem.run(CONFIG)
+    again = problem.run(CONFIG, tmp_path / "a")
+    assert again.resumed_from == 2
+    assert learned(again) == learned(whole)
+    last = problem.run(CONFIG, callbacks=[SimpleNamespace(on_epoch=lambda epoch, values: epoch == 3)])
+    assert not last.stopped_early, "all epochs were trained"
+
+
 def test_training_stops_when_validation_gets_no_better(problem, tmp_path):
     scores = [0.2, 0.5, 0.4, 0.5, 0.6, 0.1]
 
