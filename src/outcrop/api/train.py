@@ -18,6 +18,7 @@ from outcrop.config import (
     Size,
     TrainConfig,
     as_fanouts,
+    with_epochs,
     with_memory,
 )
 from outcrop.config.declared import checks_arguments
@@ -251,7 +252,6 @@ def _asked(
     observer: Observer | None = None,
 ) -> TrainOptions:
     """Returns what :func:`train` was asked for, shortcuts resolved; who watches decides nothing."""
-    training = TrainConfig() if training is None else training
     run = Path(run) if isinstance(run, str) else run
     return TrainOptions(
         with_seeds_of(graph if isinstance(graph, Graph) else open_graph(graph), sampling, run),
@@ -259,7 +259,7 @@ def _asked(
         sampling,
         None if loading is None else mode_named(loading),
         with_memory(limits, memory),
-        training if epochs is None else replace(training, epochs=epochs),
+        with_epochs(training, epochs),
         run,
         with_folder(Checkpoints(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint),
     )

@@ -36,7 +36,7 @@ from outcrop.config.sizes import (
     out_of_range,
     parse_size,
 )
-from outcrop.config.training import PRECISIONS, SCHEDULES, Checkpoints, TrainConfig
+from outcrop.config.training import PRECISIONS, SCHEDULES, Checkpoints, TrainConfig, with_epochs
 
 __all__ = [
     "ALLOWANCE_BYTES",
@@ -85,5 +85,6 @@ __all__ = [
     "least_bytes",
     "out_of_range",
     "parse_size",
+    "with_epochs",
     "with_memory",
 ]

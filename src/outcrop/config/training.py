@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -115,6 +115,22 @@ def _as_weights(weights: Sequence[float]) -> tuple[float, ...]:
         raise ArgumentError(
             f"class_weights {weights!r} are not all numbers: give one number per class, or 'balanced'"
         ) from None
+
+
+def with_epochs(training: TrainConfig | None, epochs: int | None) -> TrainConfig:
+    """Returns ``training`` with ``epochs``, the short way to say it.
+
+    Raises:
+        ArgumentError: Both name epochs.
+    """
+    training = training or TrainConfig()
+    if epochs is None:
+        return training
+    if training.epochs not in (TrainConfig.epochs, epochs):
+        raise ArgumentError(
+            f"epochs={epochs} and training=TrainConfig(epochs={training.epochs}): keep one of them"
+        )
+    return replace(training, epochs=epochs)
 
 
 @dataclass(frozen=True)

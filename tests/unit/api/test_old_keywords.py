@@ -270,6 +270,10 @@ def test_old_and_new_together(graph: Graph) -> None:
         ArgumentError, match=r"memory='1MiB' and limits=Limits\(memory='2MiB'\): keep one of them"
     ):
         oc.train(graph, memory="1MiB", limits=oc.Limits("2MiB"))
+    with pytest.raises(
+        ArgumentError, match=r"epochs=3 and training=TrainConfig\(epochs=5\): keep one of them"
+    ):
+        oc.train(graph, epochs=3, training=oc.TrainConfig(epochs=5))
     with pytest.raises(TypeError, match="unexpected keyword argument 'hiden'"):
         oc.train(graph, hiden=3)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="unexpected keyword argument 'hiden'"):
