@@ -230,6 +230,15 @@ def test_pyg_data(tmp_path: Path) -> None:
     assert graph.num_nodes == NODES + 3
 
 
+@pytest.mark.parametrize("name", ["val", "valid", "validation", "val_mask", "valid_mask", "validation_mask"])
+def test_the_validation_split_has_any_of_its_names(tmp_path: Path, name: str) -> None:
+    graph = run({"edges": PAIRS, "train": TRAIN, name: VALID}, tmp_path)
+    assert np.array_equal(get(graph, "valid"), np.flatnonzero(VALID))
+    data = Data(edge_index=torch.tensor(PAIRS.T), num_nodes=NODES)
+    data[name] = torch.tensor(VALID)
+    assert np.array_equal(get(run(data, tmp_path), "valid"), np.flatnonzero(VALID))
+
+
 @pytest.mark.parametrize("directed", [True, False])
 def test_networkx(tmp_path: Path, directed: bool) -> None:
     networkx = pytest.importorskip("networkx")
