@@ -205,7 +205,7 @@ void bind_embed(nb::module_& m) {
       "kind"_a, "source"_a, "target"_a, "relation"_a.none(), "inverse"_a.none(), "queries"_a, "scores"_a,
       "workers"_a, "Queries of edges for both of their ends, and the scores of the edges.");
   m.def(
-      "add_query_gradients",
+      "query_gradients",
       [](ProductKind kind, ConstTable source, ConstTable target, OptionalTable relation,
          OptionalTable inverse, ConstTable to_queries, Floats to_scores, Table to_source, Table to_target,
          std::optional<Table> to_relation, std::optional<Table> to_inverse, WorkerPool& workers) {
@@ -222,11 +222,22 @@ void bind_embed(nb::module_& m) {
                                       to_relation ? out(*to_relation) : nullptr,
                                       to_inverse ? out(*to_inverse) : nullptr};
         nb::gil_scoped_release release;
-        add_query_gradients(kind, e, to_queries.data(), to_scores.data(), gradients, workers);
+        query_gradients(kind, e, to_queries.data(), to_scores.data(), gradients, workers);
       },
       "kind"_a, "source"_a, "target"_a, "relation"_a.none(), "inverse"_a.none(), "to_queries"_a,
       "to_scores"_a, "to_source"_a, "to_target"_a, "to_relation"_a.none(), "to_inverse"_a.none(), "workers"_a,
-      "Adds the gradients that come back through make_queries.");
+      "Fills the gradients that come back through make_queries.");
+  m.def(
+      "add_size_gradients",
+      [](ConstTable x, bool complex, float cubes, float squares, Table out, WorkerPool& workers) {
+        if (x.shape(0) != out.shape(0) || x.shape(1) != out.shape(1) || (complex && x.shape(1) % 2))
+          throw Error(ErrorKind::argument,
+                      "gradients differ in shape from their vectors, or the width is odd");
+        nb::gil_scoped_release release;
+        add_size_gradients(x.data(), x.shape(0), x.shape(1), complex, {cubes, squares}, out.data(), workers);
+      },
+      "x"_a, "complex"_a, "cubes"_a, "squares"_a, "out"_a, "workers"_a,
+      "Adds the gradient of cubes * sum |x|^3 + squares * sum x^2 to `out`.");
 
   m.def(
       "leave_out",

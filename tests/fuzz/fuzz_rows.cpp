@@ -123,11 +123,15 @@ void queries(FuzzedDataProvider& in) {
   const auto to_queries = floats(in, 2 * n * width), to_scores = floats(in, 2 * n);
   std::vector<std::vector<float>> sums(4, std::vector<float>(n * width)), sums_again(sums);
   const auto add = [&](std::vector<std::vector<float>>& to, WorkerPool& workers) {
-    add_query_gradients(kind, edges, to_queries.data(), to_scores.data(),
-                        {to[0].data(), to[1].data(), to[2].data(), to[3].data()}, workers);
+    query_gradients(kind, edges, to_queries.data(), to_scores.data(),
+                    {to[0].data(), to[1].data(), to[2].data(), to[3].data()}, workers);
   };
   add(sums, alone), add(sums_again, several);
   for (size_t i = 0; i < sums.size(); ++i) holds(same_bits(sums[i], sums_again[i]));
+  const bool complex = kind == ProductKind::complex;
+  add_size_gradients(source.data(), n, width, complex, {0.5f, 0.25f}, sums[0].data(), alone);
+  add_size_gradients(source.data(), n, width, complex, {0.5f, 0.25f}, sums_again[0].data(), several);
+  holds(same_bits(sums[0], sums_again[0]));
 }
 
 }  // namespace

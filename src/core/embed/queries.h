@@ -22,13 +22,23 @@ struct EdgeVectors {
 void make_queries(ProductKind kind, const EdgeVectors& edges, float* queries, float* scores,
                   WorkerPool& workers);
 
-// Rows like those of EdgeVectors, to which gradients are added.
+// Rows like those of EdgeVectors, which are filled.
 struct EdgeGradients {
   float *source = nullptr, *target = nullptr, *relation = nullptr, *inverse = nullptr;
 };
 
 // Of a loss with gradients to_queries [2n, width] and to_scores [2n].
-void add_query_gradients(ProductKind kind, const EdgeVectors& edges, const float* to_queries,
-                         const float* to_scores, const EdgeGradients& out, WorkerPool& workers);
+void query_gradients(ProductKind kind, const EdgeVectors& edges, const float* to_queries,
+                     const float* to_scores, const EdgeGradients& out, WorkerPool& workers);
+
+// What the sizes of vectors add to a loss: cubes * sum |x|^3 + squares * sum x^2.
+struct SizeWeights {
+  float cubes = 0, squares = 0;
+};
+
+// out [n, width] += the gradient of that. complex: |x| are those of complex numbers, width / 2 real and as many
+// imaginary parts.
+void add_size_gradients(const float* x, size_t n, size_t width, bool complex, const SizeWeights& weights,
+                        float* out, WorkerPool& workers);
 
 }  // namespace outcrop

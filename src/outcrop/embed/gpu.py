@@ -258,6 +258,12 @@ class GpuStepper(Stepper):
     def _told(self, loss: Tensor) -> Callable[[], float]:
         return self._slots[-1].fetch(loss, self._gpu, self.device)
 
+    def _space(self, name: str, rows: int, width: int) -> Tensor:
+        return torch.empty(rows, width, device=self.device)  # of torch's cache
+
+    def _clear(self, out: Tensor) -> None:
+        out.zero_()
+
     def _take(self, rows: Tensor, ids: Tensor, out: Tensor) -> None:
         torch.index_select(rows[:, : out.shape[1]], 0, ids, out=out)
 
@@ -276,6 +282,14 @@ class GpuStepper(Stepper):
         self, ends: Ends, to_ends: Ends, relations: list[Tensor], to_relations: list[Tensor]
     ) -> Queries:
         return self._by_autograd(ends, to_ends, relations, to_relations)
+
+    def _add_size_gradients(self, x: Tensor, out: Tensor) -> None:
+        config = self.config
+        if config.n3:
+            modulus = torch.hypot(*x.chunk(2, -1)).repeat(1, 2) if self.score.complex_numbers else x.abs()
+            out.addcmul_(modulus, x, value=3 * config.n3)
+        if config.l2:
+            out.add_(x, alpha=2 * config.l2)
 
     def begin(self) -> None:
         if self.relations is not None:

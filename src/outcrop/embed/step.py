@@ -136,6 +136,7 @@ class Stepper:
         self._vectors = torch.empty(rows, config.dim, device=self.device)
         self._gradients = torch.empty(rows, config.dim, device=self.device)
         self._scores = torch.empty(0 if self._one_pass else self._tile * config.negatives, device=self.device)
+        self._spaces: dict[str, Tensor] = {}
         self._relation_rows: Any = None if relations is None else relations.rows
         self._rates = (config.learning_rate, config.relation_learning_rate or config.learning_rate)
         self._nodes, self._edges = map(self._options, self._rates)
@@ -191,12 +192,12 @@ class Stepper:
         batch = self._sent(np.concatenate([source, target, *negatives]), wanted, relation_ids)
         x, gx = self._vectors[: len(batch.ids)], self._gradients[: len(batch.ids)]
         self._take(rows, batch.ids, x)
-        gx.zero_()
+        self._clear(gx[2 * len(source) :])  # those of ends are written, those of candidates added to
         r = gr = None
         if batch.relation_ids is not None:
-            r = x.new_empty(len(batch.relation_ids), self.score.relation_width(self.config.dim))
+            shape = len(batch.relation_ids), self.score.relation_width(self.config.dim)
+            r, gr = self._space("relations", *shape), self._space("to relations", *shape)
             self._take(self._relation_rows, batch.relation_ids, r)
-            gr = torch.zeros_like(r)
         loss = self._losses((x, gx), (r, gr), batch, len(source), sizes, span)
         for options, rate in zip((self._nodes, self._edges), self._rates, strict=True):
             options.step, options.rate = step, rate * self.rate_share
@@ -218,7 +219,7 @@ class Stepper:
         sizes: list[int],
         span: int,
     ) -> Any:
-        """Returns the loss of ``count`` edges; gradients are added to the second of either pair.
+        """Returns the loss of ``count`` edges; gradients go to the second of either pair, which is 0 for candidates.
 
         Args:
             sizes: Negatives of each chunk.
@@ -257,6 +258,18 @@ class Stepper:
     def _reserve(self, runtime: Runtime, num_bytes: int) -> Any:
         return runtime.budget.reserve(TAG, num_bytes)
 
+    def _space(self, name: str, rows: int, width: int) -> Tensor:
+        """Returns memory of ``name`` with anything in it, until the next batch asks for it: memory that is asked of the
+        system for each batch would be cleared, page by page.
+        """
+        kept = self._spaces.get(name)
+        if kept is None or len(kept) < rows:
+            kept = self._spaces[name] = torch.empty(rows, width)
+        return kept[:rows]
+
+    def _clear(self, out: Tensor) -> None:
+        out.numpy().fill(0)  # torch would wake threads for it, which then wait busily for more
+
     def _take(self, rows: Any, ids: Any, out: Tensor) -> None:
         """Fills ``out[:] = rows[ids, : out.shape[1]]``."""
         _core.take_rows(rows, out.shape[1], ids, out.numpy(), self._workers)
@@ -268,6 +281,16 @@ class Stepper:
     def _leave_out(self, scores: Tensor, negatives: Any, wanted: Any) -> None:
         """Writes -inf where a negative is what the query looks for."""
         _core.leave_out(scores.numpy(), negatives, wanted, self._workers)
+
+    def _add_size_gradients(self, x: Tensor, out: Tensor) -> None:
+        """Adds the gradient of ``n3 * sum |x|^3 + l2 * sum x^2``, moduli being those of complex numbers where x has
+        some.
+        """
+        config = self.config
+        if config.n3 or config.l2:
+            _core.add_size_gradients(
+                x.numpy(), self.score.complex_numbers, config.n3, config.l2, out.numpy(), self._workers
+            )
 
     def begin(self) -> None:
         """Takes ``relations.rows`` as they are now, where they are trained elsewhere."""
@@ -296,17 +319,17 @@ class Stepper:
         """Returns the loss of a chunk of edges, or of several with as many negatives each, and its gradients.
 
         Args:
-            to_ends: Gradients, added to.
-            to_relations: Gradients, added to.
+            to_ends: Gradients: those of both ends are written, those of candidates added to.
+            to_relations: Gradients, written.
             rows: Rows of the negatives, and of what each query looks for: an edge is no negative of itself.
         """
         queries, positive, back = self._queries(ends, to_ends, relations, to_relations)
-        to_queries, to_positive = torch.empty_like(queries), torch.empty_like(positive)
+        to_queries, to_positive = self._space("to queries", *queries.shape), torch.empty_like(positive)
         loss = self._compare(queries, positive, ends[2], rows, (to_queries, to_positive, to_ends[2]))
         back(to_queries, to_positive)
         for out, x in zip((*to_ends[:2], *to_relations), (*ends[:2], *relations), strict=True):
             if x.shape[1] == self.config.dim:  # angles have no size
-                _regularise(out, x, self.config, self.score.complex_numbers)
+                self._add_size_gradients(x, out)
         return loss
 
     def _compare(
@@ -352,7 +375,7 @@ class Stepper:
         """Computes what :meth:`_by_autograd` does, for scores that are products, in two calls."""
         kind, n = self.score.product, len(ends[0])
         assert kind is not None
-        queries, positive = torch.empty(2 * n, self.config.dim), torch.empty(2 * n)
+        queries, positive = self._space("queries", 2 * n, self.config.dim), torch.empty(2 * n)
         relation, inverse = _two(relations)
         to_relation, to_inverse = _two(to_relations)
         source, target = ends[0].numpy(), ends[1].numpy()
@@ -361,7 +384,7 @@ class Stepper:
         )
 
         def back(to_queries: Tensor, to_positive: Tensor) -> None:
-            _core.add_query_gradients(
+            _core.query_gradients(
                 kind, source, target, relation, inverse, to_queries.numpy(), to_positive.numpy(),
                 to_ends[0].numpy(), to_ends[1].numpy(), to_relation, to_inverse, self._workers,
             )  # fmt: skip
@@ -386,7 +409,7 @@ class Stepper:
         def back(to_queries: Tensor, to_positive: Tensor) -> None:
             found = torch.autograd.grad([queries, positive], leaves, [to_queries, to_positive])
             for out, gradient in zip((*to_ends[:2], *to_relations), found, strict=True):
-                out += gradient
+                out.copy_(gradient)
 
         return queries.detach(), positive.detach(), back
 
@@ -400,15 +423,6 @@ def _two(tensors: list[Tensor]) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Returns the first two as arrays, None where there are fewer."""
     first, second, *_ = [*(t.numpy() for t in tensors), None, None]
     return first, second
-
-
-def _regularise(out: Tensor, x: Tensor, config: EmbedConfig, complex_numbers: bool) -> None:
-    """Adds the gradient of ``n3 * sum |x|^3 + l2 * sum x^2``; moduli are those of complex numbers where x has some."""
-    if config.n3:
-        modulus = torch.hypot(*x.chunk(2, -1)).repeat(1, 2) if complex_numbers else x.abs()
-        out.addcmul_(modulus, x, value=3 * config.n3)
-    if config.l2:
-        out.add_(x, alpha=2 * config.l2)
 
 
 def _softmax(workers: _core.WorkerPool, positive: Tensor, negative: Tensor, to_positive: Tensor) -> float:

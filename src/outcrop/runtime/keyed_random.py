@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+_WORD = (1 << 64) - 1
+
 
 def mix64(x: np.ndarray) -> np.ndarray:
     """Computes the splitmix64 finaliser on uint64, as core/base/random.h."""
@@ -15,8 +17,24 @@ def mix64(x: np.ndarray) -> np.ndarray:
 
 
 def key_of(*parts: int) -> np.ndarray:
-    """Makes one word, uint64 [1], of a tuple of numbers, as ``hop_key`` of core/sampling/draw.h."""
-    key = mix64(np.array([parts[0]], np.uint64))
-    for part in parts[1:]:
-        key = mix64(key ^ np.uint64(part))
-    return key
+    """Makes one word, uint64 [1], of a tuple of numbers, as ``hop_key`` of core/sampling/draw.h.
+
+    Equals ``mix64`` of the first part, then, for each other part, ``mix64(key ^ part)``.
+
+    Raises:
+        OverflowError: A part is negative, or has more than 64 bits.
+    """
+    key = 0
+    for part in map(int, parts):
+        if not 0 <= part <= _WORD:
+            raise OverflowError(f"{part} is no part of a key: 0 to {_WORD}")
+        key = _mix(key ^ part)
+    return np.array([key], np.uint64)
+
+
+def _mix(x: int) -> int:
+    """Computes :func:`mix64` of a number: a tenth of the time of an array with one."""
+    x = (x + 0x9E3779B97F4A7C15) & _WORD
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WORD
+    return x ^ (x >> 31)

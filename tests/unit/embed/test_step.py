@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -324,6 +328,68 @@ def test_rows_that_are_not_there(make_runtime):
         _core.step_rows(table, 4, np.array([0]), np.zeros((1, 4), np.float32), _core.StepOptions(), workers)
     with pytest.raises(ArgumentError, match="longer than rows"):
         _core.take_rows(table, 7, np.array([0]), np.zeros((1, 7), np.float32), workers)
+
+
+@pytest.mark.parametrize("complex_numbers", [False, True])
+@pytest.mark.parametrize("shape", [(0, 6), (1, 2), (70, 34), (33, 0)])
+def test_gradients_of_sizes_are_torchs(shape, complex_numbers):
+    random = np.random.default_rng(sum(shape))
+    x, before = random.standard_normal((2, *shape)).astype(np.float32)
+    leaf = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+    size = complex_of(leaf).abs() if complex_numbers else leaf.abs()
+    loss = 0.3 * (size**3).sum() + 0.2 * (leaf**2).sum()
+    (expected,) = torch.autograd.grad(loss, leaf)
+    after = [before.copy() for _ in range(2)]
+    for out, threads in zip(after, (1, 3), strict=True):
+        _core.add_size_gradients(x, complex_numbers, 0.3, 0.2, out, _core.WorkerPool(threads))
+    np.testing.assert_allclose(after[0], before + expected.numpy(), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(*after)
+    odd, workers = np.zeros((2, 3), np.float32), _core.WorkerPool(1)
+    for given, out, of_complex in ((x, odd, False), (odd, odd, True)):
+        with pytest.raises(ArgumentError, match="differ in shape from their vectors, or the width is odd"):
+            _core.add_size_gradients(given, of_complex, 1, 1, out, workers)
+
+
+_BATCHES = """
+import resource, sys
+import numpy as np
+from outcrop.config import EmbedConfig
+from outcrop.embed.step import Relations, Stepper, stride
+from outcrop.runtime.runtime import Runtime
+
+model = sys.argv[1]
+config = EmbedConfig(model=model, dim=100, chunk=1000, batch=5000, negatives=100, n3=0.01, reciprocal=True)
+random = np.random.default_rng(0)
+rows = random.standard_normal((20_000, stride(config, 100))).astype(np.float32)
+relations = Relations(random.standard_normal((20, 200)).astype(np.float32), 10, True)
+stepper = Stepper(config, relations if model == "complex" else None, Runtime(threads=1))
+source, target = random.integers(0, 20_000, (2, 5000))
+relation = random.integers(0, 10, 5000) if model == "complex" else None
+negatives = [random.integers(0, 20_000, 100) for _ in range(5)]
+for step in range(1, 24):
+    if step == 4:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    stepper.run(rows, source, relation, target, negatives, step)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 20)
+"""
+
+
+@pytest.mark.parametrize("model", ["dot", "complex"])
+def test_batches_ask_the_system_for_no_memory(model):
+    """Memory that comes anew is cleared by the kernel, page by page, which took a fifth of the time of a batch."""
+    asks = {
+        "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
+        "OMP_NUM_THREADS": "1",
+    }  # for each MiB, as a new process does
+    done = subprocess.run(
+        [sys.executable, "-c", _BATCHES, model],
+        env=os.environ | asks,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 200, "pages of a batch, whose vectors and gradients have 4,000 and more"
 
 
 @pytest.mark.parametrize("reciprocal", [False, True])
