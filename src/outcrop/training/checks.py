@@ -7,6 +7,7 @@ import os
 
 from outcrop.config import Checkpoints, ModelConfig, SampleConfig
 from outcrop.config.models import edge_rows_problem, edge_weights_problem, wants_edge_rows
+from outcrop.config.sampling import EXTERNAL
 from outcrop.errors import ArgumentError, IoError
 from outcrop.loading.modes import Mode
 from outcrop.nn.checkpoint_meta import LAST
@@ -17,10 +18,24 @@ from outcrop.store.seed_nodes import require_training_nodes
 from outcrop.training.last_checkpoint import read_last
 from outcrop.training.learning import LearningTask
 
+_WHOLE = ("shadow", EXTERNAL)  # samplers whose batches have no layers of their own
+
 
 def check_evaluation(mode: Mode, evaluate_every: int) -> None:
     if mode.plans_evaluation and evaluate_every != 1:
         raise ArgumentError(f"mode {mode} plans for a validation in every epoch: leave --evaluate-every out")
+
+
+def check_layers(model: ModelConfig, sampling: SampleConfig) -> None:
+    """Raises ArgumentError where batches have other hops than the model has layers; those of some samplers are computed
+    whole by every layer.
+    """
+    hops = len(sampling.fanouts)
+    if model.layers not in (None, hops) and sampling.sampler not in _WHOLE:
+        raise ArgumentError(
+            f"the model has {model.layers} layers, the batches {hops} hops (fanouts "
+            f"{','.join(map(str, sampling.fanouts))}): give one fanout per layer, or leave --layers out"
+        )
 
 
 def check_steps(learning: LearningTask) -> None:

@@ -26,6 +26,7 @@ from outcrop.training.checks import (
     check_checkpoint,
     check_complete,
     check_evaluation,
+    check_layers,
     check_steps,
     check_weights,
     edge_width,
@@ -122,6 +123,7 @@ class TrainRequest:
         if graph.has_edge_rows:
             check_types(graph, batches.mode, training.device)
         model = asked.model
+        check_layers(model, batches.sampling)
         if model.layers is None:
             model = replace(model, layers=len(batches.sampling.fanouts))
         inputs = {

@@ -69,6 +69,24 @@ def test_training_again_says_that_all_was_trained(tmp_path):
     assert (more["resumed_from"], more["trained_epochs"]) == (2, 1)
 
 
+def test_layers_that_batches_have_not_are_refused_before_anything_is_replaced(tmp_path):
+    """A run of many epochs beside the graph was lost to a mistake that could be seen at once."""
+    graph = tmp_path / "g.oc"
+    shutil.copytree(GRAPH, graph)
+    options = {**OPTIONS, "mode": "packed", "epochs": 1}
+    oc.train(graph, **options)
+    run = tmp_path / "g.oc.run"
+    before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in run.rglob("*")}
+    with pytest.raises(
+        ArgumentError, match=r"the model has 3 layers, the batches 2 hops \(fanouts 4,2\): give one"
+    ):
+        oc.train(graph, **{**options, "fanouts": [4, 2], "layers": 3})
+    assert before == {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in run.rglob("*")}
+    shadow = oc.SampleConfig(fanouts=(4, 2), batch_size=16, sampler="shadow")
+    model = oc.ModelConfig("sage", hidden=4, layers=3)
+    oc.train(graph, sampling=shadow, model=model, epochs=1, loading="memory")  # whole batches have none
+
+
 def test_a_checkpoint_of_another_training_is_refused_before_anything_is_prepared(tmp_path):
     graph = tmp_path / "g.oc"
     shutil.copytree(GRAPH, graph)
