@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
 from outcrop.config import SampleConfig, Size, as_fanouts
 from outcrop.config.sampling import as_fanouts_by_type
-from outcrop.errors import ArgumentError
+from outcrop.errors import ArgumentError, OutcropWarning
 from outcrop.loading.modes import Mode, mode_named
 from outcrop.loading.pyg import to_pyg
 from outcrop.loading.ranks import Ranks
-from outcrop.loading.run_loader import RunLoader
+from outcrop.loading.run_loader import RunLoader, Source
 from outcrop.loading.sessions import Sessions
 from outcrop.loading.sources import EVERY_EPOCH, SourceRequest, drawn_links, drawn_source
 from outcrop.loading.stores import (
@@ -27,7 +30,8 @@ from outcrop.loading.stores import (
     stores,
 )
 from outcrop.nn.convs import Data
-from outcrop.store.graph import Graph, open_graph
+from outcrop.store.graph import Graph, open_graph, split_name
+from outcrop.store.host_array import host_array
 
 __all__ = [
     "DiskData",
@@ -54,6 +58,18 @@ def __getattr__(name: str) -> Any:
 
 
 _NO_TIMES = "the graph has no times"
+# What torch's DataLoader and torch_geometric's loaders take, too -> why it cannot be followed; "": it has no effect, or
+# its own.
+_OF_DATALOADER = {
+    "sampler": "seeds are drawn by the loader: pass them as input_nodes, and weigh classes in your loss",
+    "batch_sampler": "batches are divided by the loader: pass batch_size, shuffle and drop_last",
+    "collate_fn": "use transform, which is called with each batch",
+    "custom_cls": "batches are Data or HeteroData: use transform",
+    "exclude_keys": "batches have what NeighborLoader says: use transform",
+    **dict.fromkeys(
+        ("generator", "worker_init_fn", "timeout", "multiprocessing_context", "pin_memory_device"), ""
+    ),
+}
 _SUBGRAPHS = {"directional": "neighbor", "bidirectional": "neighbor", "induced": "shadow"}
 
 
@@ -63,36 +79,42 @@ class NeighborLoader(RunLoader):
     A script needs two other lines: this import, and ``data = open_data(path)``. Batches have NeighborLoader's fields
     (:class:`outcrop.loading.run_loader.RunLoader` says which; ``y`` is that of the seeds alone, so
     ``batch.y[:batch.batch_size]`` works as before), drawn by Outcrop's keyed sampler: the same ``seed`` gives the same
-    batches, each iteration others. Rows are read within ``memory``; what is hot stays in it, as in mode ``online``. The
-    tensors of a batch lie in buffers that are used again: keep a copy (``x.clone()``) of what is to outlive the next
-    batches, also for ``list(loader)``. For many epochs, :func:`outcrop.prepare` and its :meth:`outcrop.Run.loader` read
-    a fraction of the bytes.
+    batches, each iteration others. The seeds of a batch that was shuffled ascend: their order within it says nothing.
+    Rows are read within ``memory``; what is hot stays in it, as in mode ``online``. The rows of a batch lie in a buffer
+    that is used again when nobody refers to it any more: keep a copy (``x.clone()``) of what is to outlive a few
+    batches, also for ``list(loader)``, which BudgetError would end. Several processes (``torch.distributed``) get all
+    batches each: divide ``input_nodes`` among them, as torch_geometric's examples do. For many epochs,
+    :func:`outcrop.prepare` and its :meth:`outcrop.Run.loader` read a fraction of the bytes.
 
     Args:
         data: What :func:`open_data`, :func:`outcrop.open_graph` or :func:`stores` gives, or the graph's folder.
         num_neighbors: Neighbours per hop, -1 = all; of a graph with types also a dict with a list for each edge type,
             or torch_geometric's ``NumNeighbors``.
-        input_nodes: Seeds: nodes int64 [n], their names text [n], a mask [num_nodes] of bool, ``"train"``, ``"valid"``
-            (or ``"val"``), ``"test"``; None = all nodes. Of a graph with types these are nodes of ``graph.seed_type``,
-            or of any type: ``("paper", nodes)``.
-        replace: Draw neighbours with replacement.
+        input_nodes: Seeds: distinct nodes int64 [n], their names text [n], a mask [num_nodes] of bool, ``"train"``,
+            ``"valid"`` (or ``"val"``), ``"test"``; None = all nodes. Of a graph with types these are nodes of
+            ``graph.seed_type``, or of any type: ``("paper", nodes)``.
+        replace: Draw neighbours with replacement; not with ``weight_attr``.
         subgraph_type: ``directional``; ``bidirectional``: with each edge the one that leads back, of graphs with types
             then without ``edge_attr``, ``edge_weight`` and ``e_id``
-            (:func:`outcrop.loading.bidirectional.both_ways`); ``induced``: all edges among the nodes that were reached.
+            (:func:`outcrop.loading.bidirectional.both_ways`); ``induced``: all edges among the nodes that were reached,
+            of graphs without types.
         directed: False is ``subgraph_type="induced"``.
         weight_attr: ``"edge_weight"`` draws neighbours in proportion to the graph's weights.
         transform: Called with each batch; gives the batch that the loop gets.
         batch_size, shuffle, drop_last: As of torch's DataLoader.
         memory: Budget of everything that this loader holds, bytes or text (``"4GiB"``); None: no limit.
-        seed: Of all draws; None: that of torch (``torch.manual_seed``).
+        seed: Of all draws; None: drawn from torch's generator, as a DataLoader does: after ``torch.manual_seed`` the
+            same again, but another for each loader. :meth:`load_state_dict` then takes that of the state.
         edge_ids: Batches get ``e_id``, positions of their edges in ``graph.edge_index()``; they have it in any case
             where they have ``edge_attr``: where edges of the graph have features. Without these: pass
             ``graph.with_edge_rows(False)`` as ``data``.
         mode: Where rows come from: ``online``; ``memory`` where all features fit; or an object of
             :mod:`outcrop.loading.modes`, such as ``outcrop.Online(topology="paged")``.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
-        num_workers, persistent_workers, prefetch_factor, pin_memory, is_sorted, filter_per_worker: Without effect:
-            loading has threads of its own, and graphs on disk are sorted.
+        generator: That ``seed`` is drawn from, where it is None.
+        num_workers, persistent_workers, prefetch_factor, pin_memory, is_sorted, filter_per_worker, worker_init_fn,
+            timeout, multiprocessing_context: Without effect: loading has threads of its own, and graphs on disk are
+            sorted.
         input_time, time_attr, temporal_strategy, disjoint, neighbor_sampler, transform_sampler_output: Refused.
 
     Raises:
@@ -131,7 +153,10 @@ class NeighborLoader(RunLoader):
         edge_ids: bool = False,
         mode: str | Mode = "online",
         device: str = "cpu",
+        **others: Any,
     ):
+        seed_given = seed is not None
+        seed = _seed(seed, others)
         _refuse(
             ("input_time", input_time is not None, _NO_TIMES),
             ("time_attr", time_attr is not None, _NO_TIMES),
@@ -143,14 +168,21 @@ class NeighborLoader(RunLoader):
             **_hops(graph, num_neighbors),
             batch_size=batch_size,
             replace=replace,
-            sampler=_sampler(graph, weight_attr, subgraph_type, directed),
+            sampler=_sampler(graph, weight_attr, subgraph_type, directed, replace),
             **_epochs(seed, shuffle),
             edge_rows=graph.has_edge_rows,
         )
         asked = _request(graph, config, mode, device, memory, edge_ids)
-        source = drawn_source(asked, "all" if input_nodes is None else input_nodes, drop_last=drop_last)
+
+        _warn_of_processes(graph, input_nodes, shuffle)
+
+        def source_of(seed: int) -> Source:
+            nodes = "all" if input_nodes is None else input_nodes
+            return drawn_source(_with_seed(asked, seed), nodes, drop_last=drop_last)
+
         transform = _with_ways_back(subgraph_type, transform)
-        super().__init__(source, Sessions(), Ranks(), transform=transform)
+        reseeded = None if seed_given else source_of
+        super().__init__(source_of(seed), Sessions(), Ranks(), transform=transform, reseeded=reseeded)
 
 
 class LinkNeighborLoader(RunLoader):
@@ -222,9 +254,12 @@ class LinkNeighborLoader(RunLoader):
         edge_ids: bool = False,
         mode: str | Mode = "online",
         device: str = "cpu",
+        **others: Any,
     ):
         from outcrop.loading.links import LinkLabels, Negatives, chosen_edges
 
+        seed_given = seed is not None
+        seed = _seed(seed, others)
         _refuse(
             ("edge_label_time", edge_label_time is not None, _NO_TIMES),
             ("time_attr", time_attr is not None, _NO_TIMES),
@@ -237,7 +272,7 @@ class LinkNeighborLoader(RunLoader):
             **_hops(graph, num_neighbors),
             batch_size=batch_size,
             replace=replace,
-            sampler=_sampler(graph, weight_attr, subgraph_type, directed),
+            sampler=_sampler(graph, weight_attr, subgraph_type, directed, replace),
             **_epochs(seed, shuffle),
             edge_rows=graph.has_edge_rows,
             task="link",
@@ -245,9 +280,13 @@ class LinkNeighborLoader(RunLoader):
             negative_mode=negatives.mode or "binary",
         )
         asked = _request(graph, config, mode, device, memory, edge_ids)
-        source = drawn_links(asked, edges, drop_last=drop_last)
+
+        def source_of(seed: int) -> Source:
+            return drawn_links(_with_seed(asked, seed), edges, drop_last=drop_last)
+
         made = _with_ways_back(subgraph_type, _after(labels, transform))
-        super().__init__(source, Sessions(), Ranks(), transform=made)
+        reseeded = None if seed_given else source_of
+        super().__init__(source_of(seed), Sessions(), Ranks(), transform=made, reseeded=reseeded)
 
 
 def _graph_of(data: Any) -> Graph:
@@ -280,7 +319,7 @@ def _refused(
     )  # fmt: skip
 
 
-def _sampler(graph: Graph, weight_attr: str | None, subgraph_type: Any, directed: bool) -> Any:
+def _sampler(graph: Graph, weight_attr: str | None, subgraph_type: Any, directed: bool, replace: bool) -> Any:
     """Returns the name of the sampler."""
     known, name = ", ".join(_SUBGRAPHS), _name(subgraph_type)
     induced = not directed or _SUBGRAPHS.get(name) == "shadow"
@@ -292,16 +331,32 @@ def _sampler(graph: Graph, weight_attr: str | None, subgraph_type: Any, directed
         ("an induced subgraph", graph.is_typed and induced, "the graph has types, for which sampler "
          "'shadow' is not there yet: choose directional or bidirectional"),
     )  # fmt: skip
+    if weight_attr is not None and replace:
+        raise ArgumentError(
+            "weight_attr with replace=True is not possible: weighted draws are without replacement"
+        )
     if weight_attr is not None and induced:
         raise ArgumentError("weight_attr and an induced subgraph cannot both be had: leave one of them out")
     return "weighted" if weight_attr is not None else "shadow" if induced else "neighbor"
 
 
-def _epochs(seed: int | None, shuffle: bool) -> dict[str, Any]:
+def _seed(seed: int | None, others: dict[str, Any]) -> int:
+    """Returns the seed of all draws, and refuses what a DataLoader takes besides and this one cannot follow."""
+    generator = others.get("generator")
+    for name, value in others.items():
+        if name not in _OF_DATALOADER:
+            raise TypeError(f"unexpected keyword argument {name!r}")
+        _refuse((name, value is not None and bool(_OF_DATALOADER[name]), _OF_DATALOADER[name]))
+    if seed is not None:
+        return seed
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator))
+
+
+def _epochs(seed: int, shuffle: bool) -> dict[str, Any]:
     """Returns options of sampling: each iteration is an epoch of its own."""
     return {
         "epochs": EVERY_EPOCH,
-        "seed": torch.initial_seed() % (1 << 64) if seed is None else seed,
+        "seed": seed,
         "splits": ("train" if shuffle else "infer",),
     }
 
@@ -309,9 +364,40 @@ def _epochs(seed: int | None, shuffle: bool) -> dict[str, Any]:
 def _request(
     graph: Graph, config: SampleConfig, mode: str | Mode, device: str, memory: Size | None, edge_ids: bool
 ) -> SourceRequest:
+    if memory == "auto":
+        raise ArgumentError(
+            "memory is 'auto', which trainings and runs choose (oc.train, oc.prepare): give a loader bytes, such as "
+            "'4GiB'"
+        )
     where = mode_named(mode)
     where.check(graph, device)
     return SourceRequest(graph, config, where, memory, where.device(device, 0), str(graph.path), edge_ids)
+
+
+def _warn_of_processes(graph: Graph, nodes: Any, shuffle: bool) -> None:
+    """Warns where each of several processes would train on all of a split."""
+    distributed = torch.distributed
+    if not shuffle or not distributed.is_available() or not distributed.is_initialized():
+        return
+    world, train = distributed.get_world_size(), graph.seed_type.array("train")
+    whole = graph.spec(train).shape[0] if graph.has(train) else None
+    if world > 1 and (nodes is None or isinstance(nodes, str) or _count(nodes) == whole):
+        warnings.warn(
+            f"{world} processes train, and each goes over all of these seeds: divide input_nodes among them "
+            "(nodes.chunk(world_size)[rank]), or use the loader of a run (oc.prepare, run.loader()), which divides",
+            OutcropWarning,
+            stacklevel=3,
+        )
+
+
+def _count(nodes: Any) -> int:
+    """Counts nodes that are given as ids or as a mask."""
+    array = host_array(nodes)
+    return int(np.count_nonzero(array)) if array.dtype == bool else len(array)
+
+
+def _with_seed(asked: SourceRequest, seed: int) -> SourceRequest:
+    return replace(asked, config=replace(asked.config, seed=seed))
 
 
 def _with_ways_back(
@@ -360,15 +446,30 @@ def _hops(graph: Graph, num_neighbors: Any) -> dict[str, Any]:
 
 
 def _of_seed_type(graph: Graph, input_nodes: Any) -> tuple[Graph, Any]:
-    """Returns the graph and the nodes of (node type, nodes), as torch_geometric has it; what names no type stays."""
-    name, nodes = (input_nodes, None) if isinstance(input_nodes, str) else (None, input_nodes)
-    if isinstance(input_nodes, tuple) and len(input_nodes) == 2 and isinstance(input_nodes[0], str):
-        name, nodes = input_nodes
-    if name is None or not graph.is_typed or name not in [one.name for one in graph.node_types]:
-        if isinstance(input_nodes, tuple) and not graph.is_typed:
+    """Returns the graph and the nodes of (node type, nodes), as torch_geometric has it; what names no type stays.
+
+    Raises:
+        ArgumentError: A tuple, or a text that is no split, names no node type.
+    """
+    types, name = [one.name for one in graph.node_types], input_nodes
+    if isinstance(input_nodes, tuple):
+        if not graph.is_typed:
             raise ArgumentError("input_nodes is a tuple, and the graph has one type of nodes: give ids alone")
+        if len(input_nodes) != 2 or input_nodes[0] not in types:
+            raise ArgumentError(
+                f"input_nodes is a tuple that begins with {input_nodes[:1]!r:.40}: give (node type, nodes), of "
+                f"{', '.join(types)}"
+            )
+        return graph.with_seeds(input_nodes[0]), input_nodes[1]
+    if not isinstance(name, str) or not graph.is_typed:
         return graph, input_nodes
-    return graph.with_seeds(name), nodes
+    if name in types:
+        return graph.with_seeds(name), None
+    if name != "all" and not graph.has(split_name(name)):
+        raise ArgumentError(
+            f"input_nodes is {name!r}, no node type and no split: node types are {', '.join(types)}"
+        )
+    return graph, input_nodes
 
 
 def _refuse(*arguments: tuple[str, bool, str]) -> None:

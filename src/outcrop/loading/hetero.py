@@ -26,13 +26,13 @@ def to_hetero(
 
     Returns:
         Node types have n_id int64 [n], num_sampled_nodes as a list per hop, and x [n, D] where they have features; that
-        of the seeds has y and batch_size, too. Edge types, called (source, relation, target), have edge_index int64
-        [2, e] (source, target), num_sampled_edges as a list per hop, edge_attr [e, D] where they have features,
-        edge_weight where they have weights, and e_id int64 [e] where it is known: positions within the type, which are
-        the rows of its features. Features of edges are there where the batch was loaded with them. Types of which a
-        batch has nothing are there, empty. Untrimmed batches have no lists per hop. Link prediction adds to the type of
-        the edges to be predicted edge_label_index int64 [2, L] (local), edge_label float32 [L] and input_id; the types
-        of their ends have no y then, and no batch_size.
+        of the seeds has batch_size, and y where it has labels. Edge types, called (source, relation, target), have
+        edge_index int64 [2, e] (source, target), num_sampled_edges as a list per hop, edge_attr [e, D] where they have
+        features, edge_weight where they have weights, and e_id int64 [e] where it is known: positions within the type,
+        which are the rows of its features. Features of edges are there where the batch was loaded with them. Types of
+        which a batch has nothing are there, empty. Untrimmed batches have no lists per hop. Link prediction adds to the
+        type of the edges to be predicted edge_label_index int64 [2, L] (local), edge_label float32 [L] and input_id;
+        the types of their ends have no y then, and no batch_size.
     """
     data, structure = HeteroData(), batch.graph
     for of, nodes in zip(graph.node_types, structure.nodes, strict=True):
@@ -50,8 +50,11 @@ def to_hetero(
     if structure.edge_label_index is not None:
         _add_links(data[graph.edge_types[structure.edge_label_type].key], batch)
     else:
-        seeds = data[graph.node_types[structure.seed_type].name]
-        seeds.y, seeds.batch_size = batch.y, structure.num_seeds
+        of = graph.node_types[structure.seed_type]
+        seeds = data[of.name]
+        seeds.batch_size = structure.num_seeds
+        if graph.has(of.array("labels")) or bool((structure.labels >= 0).any()):
+            seeds.y = batch.y
         if input_id is not None:
             seeds.input_id = as_tensor(input_id, batch.device)
     if number is not None:

@@ -36,7 +36,8 @@ class InputIds:
 
 
 def checked_ids(ids: object, graph: Graph, where: str, of: NodeType | None = None) -> np.ndarray:
-    """Returns ``ids`` as int64 [n]: nodes, text that names them, or a mask [num_nodes] of bool.
+    """Returns ``ids`` as int64 [n]: nodes, text that names them, or a mask [num_nodes] of bool, or of 0
+    and 1 in uint8.
 
     Args:
         ids: Array, tensor, series or list.
@@ -49,8 +50,10 @@ def checked_ids(ids: object, graph: Graph, where: str, of: NodeType | None = Non
     array, named = host_array(ids), False
     of = of or graph.seed_type
     count = of.num_nodes
-    if array.dtype == bool and array.shape == (count,):
+    if _is_mask(array, count):
         array = np.flatnonzero(array)
+        if not len(array):
+            raise ArgumentError(f"{where}: the mask of {count} nodes selects none: batches need a seed")
     elif array.ndim == 1 and _is_text(array):
         array, named = graph.node_ids(array.tolist(), of.name), True
     if array.ndim != 1 or array.dtype.kind not in "iu" or not len(array):
@@ -64,8 +67,18 @@ def checked_ids(ids: object, graph: Graph, where: str, of: NodeType | None = Non
     again = ascending[1:][ascending[1:] == ascending[:-1]]
     if len(again):
         node = repr(graph.node_names(again[:1], of.name)[0]) if named else again[0]
-        raise ArgumentError(f"{where}: node {node} is there more than once: leave out repeats (numpy.unique)")
+        hint = "leave out repeats (numpy.unique)"
+        if len(array) == count and ascending[-1] <= 1:
+            hint = "convert a mask to bool"
+        raise ArgumentError(f"{where}: node {node} is there more than once: {hint}")
     return array
+
+
+def _is_mask(array: np.ndarray, count: int) -> bool:
+    """Tells whether ``array`` has a truth for each of ``count`` nodes: bool, or 0 and 1 in bytes."""
+    if array.shape != (count,):
+        return False
+    return array.dtype == bool or (array.dtype == np.uint8 and count > 2 and int(array.max()) <= 1)
 
 
 def _require_nodes(array: np.ndarray, graph: Graph, where: str, of: NodeType) -> None:

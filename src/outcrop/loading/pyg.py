@@ -43,8 +43,9 @@ def to_pyg(
         input_id: int64 [num_seeds], positions of the seeds in what the loader goes over.
 
     Returns:
-        ``Data`` with x [num_nodes, D], edge_index int64 [2, num_edges] (source, target), y int64 [num_seeds], n_id
-        int64 [num_nodes], batch_size, edge_attr [num_edges, D] where features of edges were asked for, and
+        ``Data`` with x [num_nodes, D], edge_index int64 [2, num_edges] (source, target), y int64 [num_seeds]
+        where the graph has labels, n_id int64 [num_nodes], batch_size, edge_attr [num_edges, D] where features of edges
+        were asked for, and
         num_sampled_nodes and num_sampled_edges as lists per hop, with which ``trim_to_layer`` and torch_geometric's
         models (``num_sampled_nodes_per_hop=``) work. Whole batches (ShaDow) have no such lists, because nothing may be
         trimmed. Link prediction adds edge_label_index int64 [2, L] (local) and edge_label float32 [L], as
@@ -73,7 +74,9 @@ def to_pyg(
     if not structure.untrimmed:
         optional["num_sampled_nodes"] = list(structure.nodes_per_hop)
         optional["num_sampled_edges"] = list(structure.edges_per_hop)
-    return Data(edge_index=batch.edge_index, y=batch.y, batch_size=structure.num_seeds, **optional)
+    if graph is None or graph.has("labels") or bool((structure.labels >= 0).any()):
+        optional["y"] = batch.y
+    return Data(edge_index=batch.edge_index, batch_size=structure.num_seeds, **optional)
 
 
 def _rows_named(batch: MiniBatch, graph: Graph | None) -> list[str]:

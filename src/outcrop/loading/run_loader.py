@@ -44,6 +44,7 @@ class Source:
         identity: What must be the same for a state to be loaded, beside ranks.
         home: Where the batches lie, for messages.
         refusing: Around opening and reading: refusals of the memory budget name one that works, where that is known.
+        num_seeds: Nodes, or edges to be predicted, that an epoch goes over; None: not known.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Source:
     home: str
     all_batches: bool = True
     refusing: Callable[[], AbstractContextManager[None]] = nullcontext
+    num_seeds: int | None = None
 
 
 @dataclass
@@ -102,13 +104,14 @@ class RunLoader:
         ranks: Ranks,
         epoch: int | None = None,
         transform: Callable[[Data], Data] | None = None,
+        reseeded: Callable[[int], Source] | None = None,
     ):
         if source.count is None and not ranks.alone:
             raise ArgumentError(
                 f"{source.home}: batches that are not counted ahead cannot be divided among ranks"
             )
         self._source, self._sessions, self._ranks = source, sessions, ranks
-        self._transform = transform
+        self._transform, self._reseeded = transform, reseeded
         self._fixed: int | None = None
         self._next = 0
         self._place = _Place()
@@ -133,6 +136,17 @@ class RunLoader:
         length = "?" if self._source.count is None else len(self)
         ranks = "" if self._ranks.alone else f", rank={self._ranks.rank}, world={self._ranks.world}"
         return f"RunLoader({self._source.home!r}, split={self._source.name!r}, batches={length}{ranks})"
+
+    @property
+    def dataset(self) -> range:
+        """Returns the positions of the seeds of all processes: ``len(loader.dataset)`` counts them, as with torch.
+
+        Raises:
+            AttributeError: Their number is not known: batches came from elsewhere.
+        """
+        if self._source.num_seeds is None:
+            raise AttributeError(f"{self._source.home}: how many seeds its batches have is not known")
+        return range(self._source.num_seeds)
 
     def __getitem__(self, index: object) -> NoReturn:
         """Refuses an index, or a DataLoader around this loader would ask for batches one by one."""
@@ -230,22 +244,29 @@ class RunLoader:
             epoch, position = place.epoch + 1, 0
         else:
             epoch, position = place.epoch, place.position
-        return {"version": _STATE_VERSION, "epoch": epoch, "position": position, **self._identity()}
+        return {
+            "version": _STATE_VERSION,
+            "epoch": epoch,
+            "position": position,
+            **self._identity(self._source),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Has the next iteration go on where ``state`` was taken: it gives the batches that were left of that epoch.
 
-        Where :meth:`set_epoch` names another epoch by then, that one is begun instead. A pass that is under way ends.
+        Where :meth:`set_epoch` names another epoch by then, that one is begun instead. A pass that is under way ends. A
+        loader that was given no seed takes that of the state.
 
         Raises:
             ArgumentError: The state is of other batches, or of other ranks; names the field.
         """
-        own = {"version": _STATE_VERSION, **self._identity()}
+        source = self._source_of(state)
+        own = {"version": _STATE_VERSION, **self._identity(source)}
         for name, value in own.items():
-            if state.get(name, value) != value:
+            if (was := state.get(name, value)) != value:
                 raise ArgumentError(
-                    f"this state is of a loader with {name} {state[name]!r}, here it is {value!r}: open the loader as "
-                    "the one that it was taken from"
+                    f"this state is of a loader with {_differing(name, was, value)}: open the loader as the one that "
+                    "it was taken from"
                 )
         try:
             epoch, position = int(state["epoch"]), int(state["position"])
@@ -256,17 +277,27 @@ class RunLoader:
         if position and self._source.count is None:
             raise ArgumentError(f"{self._source.home}: only whole epochs can be gone on with in this mode")
         self._end_pass(_SET)
+        self._source = source
         self._place, self._next, self._resumed = _Place(), epoch, (epoch, position)
 
-    def _identity(self) -> dict[str, Any]:
+    def _source_of(self, state: Mapping[str, Any]) -> Source:
+        """Returns what a loader in this state goes over: with the seed of the state, where this one was given none."""
+        sampling = state.get("sampling")
+        seed = sampling.get("seed") if isinstance(sampling, Mapping) else None
+        own = self._source.identity.get("sampling", {}).get("seed")
+        if self._reseeded is None or seed == own or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
+            return self._source
+        return self._reseeded(seed)
+
+    def _identity(self, source: Source) -> dict[str, Any]:
         ranks = self._ranks
         return {
-            "split": self._source.name,
-            "batches": self._source.count,
+            "split": source.name,
+            "batches": source.count,
             "world": ranks.world,
             "accumulate": ranks.accumulate,
             "uneven": ranks.uneven,
-            **self._source.identity,
+            **source.identity,
         }
 
     def close(self) -> None:
@@ -387,6 +418,14 @@ class _Pass:
         over = self.place.over or self._at_end()
         self.close()
         self._ended = "" if over else why
+
+
+def _differing(name: str, there: Any, here: Any) -> str:
+    """Says how a field of a state differs; of several in one, those that do."""
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+        names = [one for one in {**there, **here} if there.get(one) != here.get(one)]
+        return ", ".join(f"{one} {there.get(one)!r}, here {here.get(one)!r}" for one in names)
+    return f"{name} {there!r}, here it is {here!r}"
 
 
 def _finish(batches: Any, sessions: Sessions, used: OpenSession) -> None:

@@ -103,6 +103,7 @@ def recorded_source(asked: SourceRequest, path: Path, split: str) -> Source:
         identity={"run": manifest.digest()},
         home=asked.home,
         refusing=refusing,
+        num_seeds=graph.spec(graph.seed_type.array(split)).shape[0] if by_node else None,
     )
 
 
@@ -187,6 +188,7 @@ def _drawn(
         identity={"graph": graph.digest(), **identity, "sampling": sampling},
         home=home,
         refusing=refusing,
+        num_seeds=len(chosen),
     )
 
 

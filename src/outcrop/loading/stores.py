@@ -185,8 +185,24 @@ class DiskData:
         return self.graph.feature_dim
 
     @property
+    def num_edge_features(self) -> int:
+        """Returns the width of the features of edges; 0 where they have none."""
+        files = [
+            file for file in self.graph.with_edge_rows(True).row_files if not isinstance(file.owner, NodeType)
+        ]
+        return sum(file.width for file in files)
+
+    @property
     def num_classes(self) -> int:
         return self.graph.num_classes
+
+    def __getitem__(self, name: str) -> Any:
+        return _item(self, name)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and hasattr(self, name)
+
+    __iter__ = None  # there is nothing to go through
 
     def __repr__(self) -> str:
         return f"DiskData({self.graph!r})"
@@ -236,6 +252,16 @@ class DiskNodes:
         array = self._of.array("features")
         return self._graph.spec(array).shape[1] if self._graph.has(array) else 0
 
+    num_node_features = num_features
+
+    def __getitem__(self, name: str) -> Any:
+        return _item(self, name)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and hasattr(self, name)
+
+    __iter__ = None  # there is nothing to go through
+
     def __repr__(self) -> str:
         return f"DiskNodes({self._of.name!r}, num_nodes={self.num_nodes})"
 
@@ -270,6 +296,20 @@ class DiskHeteroData:
     def num_edges(self) -> int:
         return self.graph.num_edges
 
+    @property
+    def num_features(self) -> dict[str, int]:
+        """Returns the width of the features of each node type, as torch_geometric does."""
+        return {of.name: DiskNodes(self.graph, of).num_features for of in self.graph.node_types}
+
+    num_node_features = num_features
+
+    @property
+    def num_edge_features(self) -> dict[tuple[str, str, str], int]:
+        """Returns the width of the features of each edge type; 0 where it has none."""
+        files = self.graph.with_edge_rows(True).row_files
+        found = {file.owner.key: file.width for file in files if not isinstance(file.owner, NodeType)}
+        return {of.key: found.get(of.key, 0) for of in self.graph.edge_types}
+
     def __getitem__(self, node_type: str) -> DiskNodes:
         for of in self.graph.node_types:
             if of.name == node_type:
@@ -298,6 +338,13 @@ class DiskHeteroData:
 
 
 _IN_BATCHES = ("x", "edge_index", "edge_attr", "edge_weight", "n_id", "e_id", "input_id", "batch_size")
+
+
+def _item(data: DiskData | DiskNodes, name: str) -> Any:
+    try:
+        return getattr(data, name)
+    except AttributeError as error:
+        raise KeyError(str(error)) from None
 
 
 def _what_has(name: str) -> str:

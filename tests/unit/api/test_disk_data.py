@@ -14,6 +14,7 @@ import torch
 from torch_geometric.data import Data, HeteroData
 
 import outcrop as oc
+from outcrop.errors import ArgumentError
 from outcrop.pyg import DiskData, DiskHeteroData, NeighborLoader, open_data
 
 
@@ -59,6 +60,57 @@ def test_two_lines_of_a_script_for_types_change(typed: tuple[HeteroData, DiskHet
         seeds += batch["paper"].n_id[: batch["paper"].batch_size].tolist()
         assert torch.equal(batch["paper"].x, want["paper"].x[batch["paper"].n_id])
     assert sorted(seeds) == want["paper"].val_mask.nonzero()[:, 0].tolist()
+
+
+def test_a_graph_with_types_is_asked_as_a_mapping(typed: tuple[HeteroData, DiskHeteroData]) -> None:
+    want, found = typed
+    for name in want.node_types:
+        assert ("y" in found[name], "train_mask" in found[name]) == (
+            "y" in want[name],
+            "train_mask" in want[name],
+        )
+    assert torch.equal(found["paper"]["val_mask"], want["paper"]["val_mask"])
+    with pytest.raises(KeyError, match=r"nodes 'author' .* have no y"):
+        found["author"]["y"]
+    assert found.num_node_features == found.num_features == {"paper": 8, "author": 0}
+    assert found["paper"].num_node_features == want["paper"].num_node_features
+    assert found.num_edge_features == want.num_edge_features
+
+
+def test_types_without_labels_give_batches_without_y(typed: tuple[HeteroData, DiskHeteroData]) -> None:
+    _, found = typed
+    batch = next(iter(NeighborLoader(found, [2, 2], input_nodes="author", batch_size=8)))
+    assert "y" not in batch["author"]
+    assert batch["author"].batch_size == 8
+    batch = next(iter(NeighborLoader(found, [2, 2], input_nodes="paper", batch_size=8)))
+    assert "y" in batch["paper"]
+
+
+def test_seeds_of_no_type_are_named(typed: tuple[HeteroData, DiskHeteroData]) -> None:
+    _, found = typed
+    mask = found["paper"].val_mask
+    for nodes in (("papers", mask), (("paper", "by", "author"), None), ("paper", mask, 3)):
+        with pytest.raises(
+            ArgumentError, match=r"input_nodes is a tuple that begins with .*give \(node type, nodes\), of p"
+        ):
+            NeighborLoader(found, [2, 2], input_nodes=nodes)
+    with pytest.raises(
+        ArgumentError, match="'papers', no node type and no split: node types are paper, author"
+    ):
+        NeighborLoader(found, [2, 2], input_nodes="papers")
+
+
+def test_a_graph_is_asked_as_a_mapping(tmp_path: Path) -> None:
+    edges, mask = torch.tensor([[0, 1, 2], [1, 2, 0]]), torch.tensor([True, False, True])
+    want = Data(x=torch.rand(3, 2), edge_index=edges, train_mask=mask, edge_attr=torch.rand(3, 4))
+    oc.import_graph(want, tmp_path / "g.oc", progress=False)
+    found = open_data(tmp_path / "g.oc")
+    assert torch.equal(found["train_mask"], mask)
+    assert ("train_mask" in found, "val_mask" in found, "y" in found) == (True, False, False)
+    assert found.num_edge_features == want.num_edge_features == 4
+    with pytest.raises(KeyError, match="x"):
+        found["x"]
+    assert "y" not in next(iter(NeighborLoader(found, [2], batch_size=2)))
 
 
 def test_what_is_not_there_is_named(typed: tuple[HeteroData, DiskHeteroData]) -> None:

@@ -12,7 +12,7 @@ import torch
 import outcrop
 from artifact_support import memory_folder
 from outcrop.config import DeviceConfig
-from outcrop.errors import ArgumentError
+from outcrop.errors import ArgumentError, OutcropWarning
 from outcrop.loading.open import open_session
 from outcrop.runtime.runtime import Runtime
 from outcrop.store.graph import Graph
@@ -56,6 +56,7 @@ def test_batches_are_neighborloaders(graph):
     """Hop by hop: each node met in the hop before has min(fanout, degree) distinct in-neighbours of the graph's."""
     lists, x = in_neighbors(graph), features_of(graph)
     train = torch.arange(0, 100)
+    torch.manual_seed(11)
     loader = outcrop.pyg.NeighborLoader(
         str(graph.path), num_neighbors=[5, 3], batch_size=32, input_nodes=train, shuffle=True, memory="4MiB"
     )
@@ -82,6 +83,7 @@ def test_batches_are_neighborloaders(graph):
         assert sorted(seeds) == list(range(100))
         epochs.append(seen)
     assert epochs[0] != epochs[1]  # each iteration draws anew
+    torch.manual_seed(11)
     again = outcrop.pyg.NeighborLoader(
         graph,
         [5, 3],
@@ -210,3 +212,97 @@ def test_the_graph_store_equals_torch_geometrics(graph):
     assert torch.equal(torch.stack([row, target]), coo)
     with pytest.raises(KeyError, match="not found"):
         store.get_edge_index(edge_type=("a", "b", "c"), layout="coo")
+
+
+def seeds_of(loader) -> list[list[int]]:
+    return [batch.n_id[: batch.batch_size].tolist() for batch in loader]
+
+
+def test_each_loader_without_a_seed_draws_its_own(graph):
+    """As a DataLoader: torch's generator moves on with each loader, and ``manual_seed`` brings the same again."""
+
+    def run() -> list[list[list[int]]]:
+        torch.manual_seed(3)
+        return [
+            seeds_of(outcrop.pyg.NeighborLoader(graph, [3], None, batch_size=50, shuffle=True))
+            for _ in range(3)
+        ]
+
+    first = run()
+    assert first[0] != first[1] != first[2] != first[0]
+    assert run() == first
+    drawn = [
+        seeds_of(
+            outcrop.pyg.NeighborLoader(
+                graph, [3], None, batch_size=50, shuffle=True, generator=torch.Generator().manual_seed(seed)
+            )
+        )
+        for seed in (1, 1, 2)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_a_loader_without_a_seed_goes_on_from_a_state(graph):
+    """Scripts that set no seed go on all the same; a seed that was given is kept, and named where it differs."""
+    options = {"num_neighbors": [3], "batch_size": 20, "shuffle": True}
+    loader = outcrop.pyg.NeighborLoader(graph, **options)
+    batches = iter(loader)
+    next(batches)
+    next(batches)
+    state = loader.state_dict()
+    rest = seeds_of(batches)
+    other = outcrop.pyg.NeighborLoader(graph, **options)
+    assert seeds_of(other) != rest
+    other.load_state_dict(state)
+    assert seeds_of(other) == rest
+    assert other.state_dict()["sampling"] == state["sampling"]
+    given = outcrop.pyg.NeighborLoader(graph, **options, seed=5)
+    seed = state["sampling"]["seed"]
+    with pytest.raises(
+        ArgumentError, match=rf"a loader with seed {seed}, here 5: open the loader as the one"
+    ):
+        given.load_state_dict(state)
+    with pytest.raises(ArgumentError, match=r"a loader with batches \d+, here it is"):
+        outcrop.pyg.NeighborLoader(graph, [3], batch_size=10, shuffle=True).load_state_dict(state)
+    with pytest.raises(ArgumentError, match=r"a loader with fanouts \[3\], here \[4\]: open"):
+        outcrop.pyg.NeighborLoader(graph, [4], batch_size=20, shuffle=True).load_state_dict(state)
+
+
+def test_what_dataloaders_take_besides(graph):
+    loader = outcrop.pyg.NeighborLoader(
+        graph, [3], np.arange(30), batch_size=8, worker_init_fn=print, timeout=3, sampler=None
+    )
+    assert len(loader.dataset) == 30
+    assert len(outcrop.pyg.NeighborLoader(graph, [3]).dataset) == NODES
+    with pytest.raises(
+        ArgumentError, match="sampler is not possible: seeds are drawn by the loader: pass them as"
+    ):
+        outcrop.pyg.NeighborLoader(graph, [3], sampler=[1, 2])
+    with pytest.raises(TypeError, match="unexpected keyword argument 'sufle'"):
+        outcrop.pyg.NeighborLoader(graph, [3], sufle=True)
+    with pytest.raises(ArgumentError, match=r"memory is 'auto'.* give a loader bytes"):
+        outcrop.pyg.NeighborLoader(graph, [3], memory="auto")
+
+
+def test_masks(graph):
+    mask = np.zeros(NODES, bool)
+    mask[[3, 7, 150]] = True
+    for given in (mask, torch.from_numpy(mask), mask.astype(np.uint8)):
+        loader = outcrop.pyg.NeighborLoader(graph, [3], given, batch_size=8)
+        assert seeds_of(loader) == [[3, 7, 150]]
+    with pytest.raises(ArgumentError, match="node 0 is there more than once: convert a mask to bool"):
+        outcrop.pyg.NeighborLoader(graph, [3], mask.astype(np.int64))
+    with pytest.raises(ArgumentError, match=rf"the mask of {NODES} nodes selects none"):
+        outcrop.pyg.NeighborLoader(graph, [3], ~mask & mask)
+
+
+def test_processes_that_all_go_over_a_whole_split_are_warned(graph, monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    for nodes in (None, "all"):
+        with pytest.warns(
+            OutcropWarning, match=r"2 processes train, and each goes over all of these seeds: divide"
+        ):
+            outcrop.pyg.NeighborLoader(graph, [3], nodes, shuffle=True)
+    outcrop.pyg.NeighborLoader(graph, [3], np.arange(NODES // 2), shuffle=True)  # warnings are errors here
+    outcrop.pyg.NeighborLoader(graph, [3])  # which evaluates
