@@ -105,8 +105,9 @@ class NeighborLoader(RunLoader):
         memory: Budget of everything that this loader holds, bytes or text (``"4GiB"``); None: no limit.
         seed: Of all draws; None: drawn from torch's generator, as a DataLoader does: after ``torch.manual_seed`` the
             same again, but another for each loader. :meth:`load_state_dict` then takes that of the state.
-        edge_ids: Batches get ``e_id``, positions of their edges in ``graph.edge_index()``; they have it in any case
-            where they have ``edge_attr``: where edges of the graph have features. Without these: pass
+        edge_ids: Batches get ``e_id``, positions of their edges in ``graph.edge_index()``, which is sorted:
+            ``graph.edge_origins()[batch.e_id]`` are those in the source. They have it in any case where they have
+            ``edge_attr``: where edges of the graph have features. Without these: pass
             ``graph.with_edge_rows(False)`` as ``data``.
         mode: Where rows come from: ``online``; ``memory`` where all features fit; or an object of
             :mod:`outcrop.loading.modes`, such as ``outcrop.Online(topology="paged")``.

@@ -58,3 +58,19 @@ def test_nothing_is_said_where_all_are_learned(tmp_path):
 @pytest.mark.parametrize("labels", [np.eye(COUNT, 4), np.linspace(0, 1, COUNT)])
 def test_other_labels_have_no_classes(tmp_path, labels):
     assert notes(tmp_path, labels.astype(np.float32), [0, 1], test=[3, 4, 5]) == []
+
+
+def test_nodes_of_splits_without_a_label_are_counted(tmp_path):
+    labels = np.where(np.arange(COUNT) % 3, np.arange(COUNT) % 2, -1)
+    edges = np.stack([np.arange(COUNT), np.roll(np.arange(COUNT), 1)])
+    parts = {"edges": edges, "features": np.ones((COUNT, 2), np.float32), "labels": labels}
+    splits = {"train": np.arange(30), "valid": np.arange(31, 33), "test": np.arange(33, 43)}
+    graph = oc.import_graph(parts, tmp_path / "g.oc", splits=splits, progress=False)
+    missing = {name: sum(labels[i] < 0 for i in ids) for name, ids in splits.items()}
+    assert missing == {"train": 10, "valid": 0, "test": 4}
+    assert [note for note in graph.notes if "no label" in note] == [
+        "10 of 30 nodes of train, 4 of 10 nodes of test have no label: training and scores leave them out, and loops "
+        "of your own find y = -1"
+    ]
+    whole = oc.import_graph({**parts, "labels": labels + 1}, tmp_path / "h.oc", splits=splits, progress=False)
+    assert not [note for note in whole.notes if "no label" in note]

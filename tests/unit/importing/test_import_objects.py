@@ -239,6 +239,23 @@ def test_the_validation_split_has_any_of_its_names(tmp_path: Path, name: str) ->
     assert np.array_equal(get(run(data, tmp_path), "valid"), np.flatnonzero(VALID))
 
 
+@pytest.mark.parametrize("shape", [(EDGES,), (EDGES, 1)])
+def test_one_column_with_values_below_0_is_no_weights(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """It is a feature of edges, as with more columns: weights are not negative."""
+    values = np.linspace(-1, 1, EDGES, dtype=np.float32)
+    data = Data(
+        edge_index=torch.tensor(PAIRS.T), num_nodes=NODES, edge_attr=torch.tensor(values.reshape(shape))
+    )
+    graph = run(data, tmp_path)
+    assert not graph.has("edge_weight")
+    rows = get(graph, "e0.features")
+    found = zip(graph.edge_index().T.tolist(), rows[:, 0].tolist(), strict=True)
+    assert sorted(found) == sorted(zip(PAIRS.tolist(), values.tolist(), strict=True))
+    torch.save(data, tmp_path / "data.pt")
+    again = run(f"pyg:{tmp_path / 'data.pt'}", tmp_path)
+    assert np.array_equal(get(again, "e0.features"), rows)
+
+
 @pytest.mark.parametrize("directed", [True, False])
 def test_networkx(tmp_path: Path, directed: bool) -> None:
     networkx = pytest.importorskip("networkx")

@@ -204,7 +204,9 @@ def notes_of_missing(graph: Graph) -> list[str]:
 
 
 def notes_of_classes(graph: Graph, runtime: Runtime) -> list[str]:
-    """Notes for classes that nodes of validation or test have, and no training node: no model learns them."""
+    """Notes for classes that nodes of validation or test have, and no training node, so that no model learns them; and
+    for nodes of splits without a label.
+    """
     notes = []
     for of in graph.node_types:
         there = [split for split in ("train", "valid", "test") if graph.has(of.array(split))]
@@ -213,6 +215,7 @@ def notes_of_classes(graph: Graph, runtime: Runtime) -> list[str]:
         if of.num_classes > _MOST_CLASSES:
             continue
         counts = {split: _class_counts(graph, of, split, runtime) for split in there}
+        notes += _notes_of_unlabelled(graph, of, counts)
         learned = counts.pop("train") > 0
         others = np.sum([*counts.values(), np.zeros(of.num_classes, np.int64)], axis=0)
         missing = np.flatnonzero(~learned & (others > 0))
@@ -227,6 +230,20 @@ def notes_of_classes(graph: Graph, runtime: Runtime) -> list[str]:
                 f"{' and '.join(counts)}, and of no training node: a model cannot learn them"
             )
     return notes
+
+
+def _notes_of_unlabelled(graph: Graph, of: NodeType, counts: dict[str, np.ndarray]) -> list[str]:
+    said = []
+    for split, labelled in counts.items():
+        size = graph.spec(of.array(split)).shape[0]
+        if missing := size - int(labelled.sum()):
+            said.append(f"{missing:,} of {size:,} nodes of {split}")
+    if not said:
+        return []
+    return [
+        f"{', '.join(said)}{f' {of.name!r}' if of.name else ''} have no label: training and scores leave them out, and "
+        "loops of your own find y = -1"
+    ]
 
 
 def _class_counts(graph: Graph, of: NodeType, split: str, runtime: Runtime) -> np.ndarray:

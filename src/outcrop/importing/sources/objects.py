@@ -31,6 +31,7 @@ from outcrop.store.graph import SPLIT_NAMES
 from outcrop.store.host_array import host_array, is_tensor
 
 MATRICES = ("features", "labels")  # parts that may be sparse tensors; edges are their indices
+_VALUES_AT_A_TIME = 1 << 20
 ONE_TYPE = "data.to_homogeneous(), or a dict with the parts of one type"
 # What a part may be called -> what it is.
 KINDS = {
@@ -145,12 +146,23 @@ def data_parts(name: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], tup
     shape: Any = getattr(given.get("edge_attr"), "shape", ())
     taken: tuple[str, ...] = ()
     if "edge_weight" not in given and len(shape) and prod(shape) == shape[0]:
-        given["edge_weight"] = given.pop("edge_attr").reshape(-1)
-        taken = (f"edge_attr of {name} has one column, which is taken as edge weights (edge_weight)",)
+        if _may_be_weights(given["edge_attr"].reshape(-1)):
+            given["edge_weight"] = given.pop("edge_attr").reshape(-1)
+            taken = (f"edge_attr of {name} has one column, which is taken as edge weights (edge_weight)",)
+        else:  # no weights
+            given["edge_attr"] = given["edge_attr"].reshape(-1, 1)
     kinds = {key: _kind_in_data(key, given) for key in given}
     left = [str(key) for key, kind in kinds.items() if kind is None]
     notes = (f"parts of {name} that are not imported: {', '.join(left)}",) if left else ()
     return _named({kind: given[key] for key, kind in kinds.items() if kind is not None}), (*notes, *taken)
+
+
+def _may_be_weights(values: Any) -> bool:
+    """Tells whether no value is below 0 or not a number, ``bool((values >= 0).all())``, some at a time."""
+    if getattr(values.dtype, "kind", "f") not in "fiub":
+        return True  # what weights say of it
+    starts = range(0, len(values), _VALUES_AT_A_TIME)
+    return all(bool((values[at : at + _VALUES_AT_A_TIME] >= 0).all()) for at in starts)
 
 
 def notes_of_splits(name: str, parts: Mapping[str, Any], split_index: int) -> tuple[str, ...]:
