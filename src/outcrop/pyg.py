@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
@@ -31,7 +29,6 @@ from outcrop.loading.stores import (
 )
 from outcrop.nn.convs import Data
 from outcrop.store.graph import Graph, open_graph, split_name
-from outcrop.store.host_array import host_array
 
 __all__ = [
     "DiskData",
@@ -175,15 +172,10 @@ class NeighborLoader(RunLoader):
         )
         asked = _request(graph, config, mode, device, memory, edge_ids)
 
-        _warn_of_processes(graph, input_nodes, shuffle)
-
-        def source_of(seed: int) -> Source:
-            nodes = "all" if input_nodes is None else input_nodes
-            return drawn_source(_with_seed(asked, seed), nodes, drop_last=drop_last)
-
+        source = drawn_source(asked, "all" if input_nodes is None else input_nodes, drop_last=drop_last)
+        _warn_of_processes(graph, "train", source, shuffle)
         transform = _with_ways_back(subgraph_type, transform)
-        reseeded = None if seed_given else source_of
-        super().__init__(source_of(seed), Sessions(), Ranks(), transform=transform, reseeded=reseeded)
+        super().__init__(source, Sessions(), Ranks(), transform=transform, any_seed=not seed_given)
 
 
 class LinkNeighborLoader(RunLoader):
@@ -282,12 +274,10 @@ class LinkNeighborLoader(RunLoader):
         )
         asked = _request(graph, config, mode, device, memory, edge_ids)
 
-        def source_of(seed: int) -> Source:
-            return drawn_links(_with_seed(asked, seed), edges, drop_last=drop_last)
-
+        source = drawn_links(asked, edges, drop_last=drop_last)
+        _warn_of_processes(graph, "train_edges", source, shuffle)
         made = _with_ways_back(subgraph_type, _after(labels, transform))
-        reseeded = None if seed_given else source_of
-        super().__init__(source_of(seed), Sessions(), Ranks(), transform=made, reseeded=reseeded)
+        super().__init__(source, Sessions(), Ranks(), transform=made, any_seed=not seed_given)
 
 
 def _graph_of(data: Any) -> Graph:
@@ -375,30 +365,22 @@ def _request(
     return SourceRequest(graph, config, where, memory, where.device(device, 0), str(graph.path), edge_ids)
 
 
-def _warn_of_processes(graph: Graph, nodes: Any, shuffle: bool) -> None:
-    """Warns where each of several processes would train on all of a split."""
+def _warn_of_processes(graph: Graph, split: str, source: Source, shuffle: bool) -> None:
+    """Warns where each of several processes would train on all of a split, or of the graph."""
     distributed = torch.distributed
     if not shuffle or not distributed.is_available() or not distributed.is_initialized():
         return
-    world, train = distributed.get_world_size(), graph.seed_type.array("train")
-    whole = graph.spec(train).shape[0] if graph.has(train) else None
-    if world > 1 and (nodes is None or isinstance(nodes, str) or _count(nodes) == whole):
+    world, whole = distributed.get_world_size(), {graph.seed_type.num_nodes, graph.num_edges}
+    if graph.has(split):
+        whole.add(graph.spec(split).shape[0])
+    if world > 1 and source.num_seeds in whole:
         warnings.warn(
-            f"{world} processes train, and each goes over all of these seeds: divide input_nodes among them "
-            "(nodes.chunk(world_size)[rank]), or use the loader of a run (oc.prepare, run.loader()), which divides",
+            f"{world} processes train, and each goes over all of these seeds: divide them into parts of equal length "
+            "(nodes[: len(nodes) // world_size * world_size].chunk(world_size)[rank]), or use the loader of a run "
+            "(oc.prepare, run.loader()), which divides",
             OutcropWarning,
             stacklevel=3,
         )
-
-
-def _count(nodes: Any) -> int:
-    """Counts nodes that are given as ids or as a mask."""
-    array = host_array(nodes)
-    return int(np.count_nonzero(array)) if array.dtype == bool else len(array)
-
-
-def _with_seed(asked: SourceRequest, seed: int) -> SourceRequest:
-    return replace(asked, config=replace(asked.config, seed=seed))
 
 
 def _with_ways_back(
@@ -456,7 +438,7 @@ def _of_seed_type(graph: Graph, input_nodes: Any) -> tuple[Graph, Any]:
     if isinstance(input_nodes, tuple):
         if not graph.is_typed:
             raise ArgumentError("input_nodes is a tuple, and the graph has one type of nodes: give ids alone")
-        if len(input_nodes) != 2 or input_nodes[0] not in types:
+        if len(input_nodes) != 2 or not isinstance(input_nodes[0], str) or input_nodes[0] not in types:
             raise ArgumentError(
                 f"input_nodes is a tuple that begins with {input_nodes[:1]!r:.40}: give (node type, nodes), of "
                 f"{', '.join(types)}"

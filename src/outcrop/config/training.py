@@ -121,7 +121,7 @@ def with_epochs(training: TrainConfig | None, epochs: int | None) -> TrainConfig
     """Returns ``training`` with ``epochs``, the short way to say it.
 
     Raises:
-        ArgumentError: Both name epochs.
+        ArgumentError: Both name epochs; the default of ``training`` counts as not named.
     """
     training = training or TrainConfig()
     if epochs is None:

@@ -62,9 +62,9 @@ class EmbeddingNeeds:
         if not self._group.alone:
             held.append(budget.empty("moving-slices", moving_bytes(slab_bytes)))
         held.append(budget.empty("partitions", slots * slab_bytes))
-        edges = TrainingEdges(buckets, runtime)
         if config.by_degree:
             held.append(budget.empty("degrees", degree_bytes(buckets.division, self._swapped)))
+        edges = TrainingEdges(buckets, runtime)
         budget.reserve("edges", edges.bytes_of(self._edges) + UNIT_EDGE_BYTES * self._edges)
         del batch, order
 

@@ -18,6 +18,7 @@ from outcrop.store.record import align_page
 
 _TAG = "degrees"
 _BLOCK = 32  # rows whose degrees are summed ahead
+_TARGETS = 1024  # that are found at a time
 
 
 def degree_bytes(division: Division, slices: int) -> int:
@@ -40,6 +41,7 @@ class Degrees:
 
     def __init__(self, array: DiskArray, division: Division, slices: int, budget: _core.Budget):
         self._division, self._array, self.close = division, array, array.close
+        array.verify()  # parts of it are read from now on, which have no checksums
         rows = budget.empty(_TAG, 4 * slices * _slot_rows(division))
         self._rows = rows.view(np.uint32).reshape(slices, -1)
         self._ends = budget.empty(_TAG, 8 * (self._rows.size // _BLOCK)).view(np.int64)
@@ -77,6 +79,13 @@ class Degrees:
 
         Equals ``np.searchsorted(np.cumsum(degrees), targets, side="right")``, of the degrees of all rows.
         """
+        at, rows = np.empty_like(targets), np.empty_like(targets)
+        for first in range(0, len(targets), _TARGETS):
+            some = slice(first, first + _TARGETS)
+            at[some], rows[some] = self._find(targets[some])
+        return at, rows
+
+    def _find(self, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         block = np.searchsorted(self._ends[: self._starts[-1]], targets, side="right")
         left = targets - np.where(block, self._ends[block - 1], 0)
         at = np.searchsorted(self._starts, block, side="right") - 1

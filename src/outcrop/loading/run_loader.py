@@ -45,6 +45,7 @@ class Source:
         home: Where the batches lie, for messages.
         refusing: Around opening and reading: refusals of the memory budget name one that works, where that is known.
         num_seeds: Nodes, or edges to be predicted, that an epoch goes over; None: not known.
+        reseeded: Describes the same with another seed; None: batches were drawn.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Source:
     all_batches: bool = True
     refusing: Callable[[], AbstractContextManager[None]] = nullcontext
     num_seeds: int | None = None
+    reseeded: Callable[[int], Source] | None = None
 
 
 @dataclass
@@ -104,14 +106,14 @@ class RunLoader:
         ranks: Ranks,
         epoch: int | None = None,
         transform: Callable[[Data], Data] | None = None,
-        reseeded: Callable[[int], Source] | None = None,
+        any_seed: bool = False,
     ):
         if source.count is None and not ranks.alone:
             raise ArgumentError(
                 f"{source.home}: batches that are not counted ahead cannot be divided among ranks"
             )
         self._source, self._sessions, self._ranks = source, sessions, ranks
-        self._transform, self._reseeded = transform, reseeded
+        self._transform, self._any_seed = transform, any_seed
         self._fixed: int | None = None
         self._next = 0
         self._place = _Place()
@@ -142,7 +144,7 @@ class RunLoader:
         """Returns the positions of the seeds of all processes: ``len(loader.dataset)`` counts them, as with torch.
 
         Raises:
-            AttributeError: Their number is not known: batches came from elsewhere.
+            AttributeError: Their number is not known: of a run of links, or of batches from elsewhere.
         """
         if self._source.num_seeds is None:
             raise AttributeError(f"{self._source.home}: how many seeds its batches have is not known")
@@ -284,10 +286,10 @@ class RunLoader:
         """Returns what a loader in this state goes over: with the seed of the state, where this one was given none."""
         sampling = state.get("sampling")
         seed = sampling.get("seed") if isinstance(sampling, Mapping) else None
-        own = self._source.identity.get("sampling", {}).get("seed")
-        if self._reseeded is None or seed == own or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
+        reseeded = self._source.reseeded if self._any_seed else None
+        if reseeded is None or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
             return self._source
-        return self._reseeded(seed)
+        return self._source if seed == self._source.identity["sampling"]["seed"] else reseeded(seed)
 
     def _identity(self, source: Source) -> dict[str, Any]:
         ranks = self._ranks

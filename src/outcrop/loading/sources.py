@@ -173,6 +173,10 @@ def _drawn(
         needs = partial(SessionNeeds, graph, mode, config, passes, ids=nodes)
         return naming_smallest(limit, lambda: needs().fits, f"load mini-batches in mode {mode}")
 
+    def reseeded(seed: int) -> Source:
+        drawn = replace(asked, config=replace(asked.config, seed=seed))
+        return _drawn(drawn, chosen, name, identity, drop_last, input_ids)
+
     sampling = manifests.plain(config.as_stored())
     return Source(
         name=name,
@@ -189,6 +193,7 @@ def _drawn(
         home=home,
         refusing=refusing,
         num_seeds=len(chosen),
+        reseeded=reseeded,
     )
 
 

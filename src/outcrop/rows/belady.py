@@ -76,9 +76,11 @@ class NextUses:
         path = manifests.scratch_file(samples.path.parent)
         try:
             self._file = runtime.io.open(str(path), _core.OpenMode.create)
-            self.close = weakref.finalize(self, runtime.io.close, self._file)
-        finally:
-            path.unlink(missing_ok=True)  # another process may have taken it for one that was left
+        except BaseException:
+            manifests.remove_scratch(samples.path.parent)  # where it was made all the same
+            raise
+        self.close = weakref.finalize(self, runtime.io.close, self._file)
+        path.unlink(missing_ok=True)  # another process may have taken it for one that was left
         self._buffer = runtime.budget.empty(_TAG, int(spans.max()))
         with runtime.trace.span(_TAG):
             self._work_out(rows.num_rows, runtime)

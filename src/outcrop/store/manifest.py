@@ -28,7 +28,7 @@ from outcrop.store.elsewhere import read_elsewhere
 from outcrop.store.lock import only_process_in
 
 MANIFEST = "manifest.json"
-_SCRATCH = ".scratch-"
+_SCRATCH, _SCRATCH_BEFORE = ".scratch-", ".next-use-"  # the latter of earlier releases
 Versions = int | tuple[int, ...]  # of a format that are read
 # What names the source of an import, and no place on disk.
 _SOURCE = re.compile(
@@ -398,9 +398,10 @@ def scratch_file(folder: Path) -> Path:
 
 def remove_scratch(folder: Path) -> None:
     """Removes scratch files that killed processes have left in ``folder``; who has one open keeps it."""
-    for left in folder.glob(f"{_SCRATCH}*.tmp"):
-        with suppress(OSError):
-            left.unlink()
+    for name in (_SCRATCH, _SCRATCH_BEFORE):
+        for left in folder.glob(f"{name}*.tmp"):
+            with suppress(OSError):
+                left.unlink()
 
 
 def remove_headless(folder: Path) -> None:

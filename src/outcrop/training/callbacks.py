@@ -20,7 +20,7 @@ Optuna, which ends trials that promise little::
 
     class Pruning(oc.Callback):
         def on_epoch(self, epoch, values):
-            trial.report(values["valid_accuracy"], epoch)
+            trial.report(values["valid_metric"], epoch)
             return trial.should_prune()
 """
 
@@ -50,7 +50,8 @@ class Callback:
 
     def on_epoch(self, epoch: int, values: dict[str, Any]) -> bool | None:
         """Is called after every epoch, when it was validated and before its checkpoint. Where it returns True, the
-        training ends with this epoch as with its last one: the best model is kept, tested and returned.
+        training ends with this epoch as with its last one: it is validated, and the best model is kept, tested and
+        returned.
 
         Args:
             epoch: From 0.

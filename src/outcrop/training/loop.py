@@ -155,6 +155,15 @@ def train(
             run.restore()
     group.require_same(run.place)
     warm_allocator()
+
+    def score(record: EpochRecord) -> EpochRecord:
+        if valid_batches is None:
+            return record
+        with runtime.trace.span("train.validate", epoch=record.epoch):
+            with group.together("beginning to score"):
+                scored = valid_batches()
+            return _add_scores(record, evaluate(run.model, scored), objective)
+
     runtime.progress.start("train", config.epochs, "epochs")
     skip(runtime.progress, "train", min(run.epochs_done, config.epochs))
     showing = _EpochProgress(runtime.progress, num_batches)
@@ -167,18 +176,16 @@ def train(
                 batches = batches_for_epoch(epoch, first) if first else batches_for_epoch(epoch)
             record = run.epoch(epoch, batches, runtime.trace, counters or dict, showing)
             run.require_equal(epoch)
-        last = epoch + 1 == config.epochs
-        if valid_batches is not None and (last or (epoch + 1) % config.evaluate_every == 0):
-            with runtime.trace.span("train.validate", epoch=epoch):
-                with group.together("beginning to score"):
-                    scored = valid_batches()
-                record = _add_scores(record, evaluate(run.model, scored), objective)
-                del scored
-        run.finish(record)
-        runtime.trace.event("train.record", **record.to_json())
+        last, scores = epoch + 1 == config.epochs, (epoch + 1) % config.evaluate_every == 0
+        if last or scores:
+            record = score(record)
         with group.together("calling back after an epoch"):
             ends = group.leads and told.on_epoch(epoch, record.to_json())
         run.ended = any(group.gather(ends))
+        if run.ended and not (last or scores):
+            record = score(record)  # as the last one is
+        run.finish(record)
+        runtime.trace.event("train.record", **record.to_json())
         if last or run.stopped or (epoch + 1) % every == 0:
             with runtime.trace.span("train.checkpoint", epoch=epoch), group.together("writing a checkpoint"):
                 run.save()

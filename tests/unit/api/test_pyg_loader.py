@@ -299,10 +299,13 @@ def test_masks(graph):
 def test_processes_that_all_go_over_a_whole_split_are_warned(graph, monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    for nodes in (None, "all"):
+    everything = np.ones(NODES, bool)
+    for nodes in (None, "all", everything, everything.astype(np.uint8), np.arange(NODES)):
         with pytest.warns(
             OutcropWarning, match=r"2 processes train, and each goes over all of these seeds: divide"
         ):
             outcrop.pyg.NeighborLoader(graph, [3], nodes, shuffle=True)
+    with pytest.warns(OutcropWarning, match=r"2 processes train"):
+        outcrop.pyg.LinkNeighborLoader(graph, [3], shuffle=True)
     outcrop.pyg.NeighborLoader(graph, [3], np.arange(NODES // 2), shuffle=True)  # warnings are errors here
     outcrop.pyg.NeighborLoader(graph, [3])  # which evaluates

@@ -106,5 +106,5 @@ def test_advice_is_read_at_80_columns(machine: str, is_a_table: bool) -> None:
 def test_an_error_of_the_system_names_its_file() -> None:
     """As errors of Outcrop do; Python says the number of the error, and the file behind."""
     assert main._text_of(OSError(24, "Too many open files", "source")) == "source: Too many open files"
-    assert main._text_of(OSError(18, "Cross-device link", "a", None, "b")) == "b: Cross-device link"
+    assert main._text_of(OSError(18, "Cross-device link", "a", None, "b")) == "a to b: Cross-device link"
     assert main._text_of(OSError()) == "OSError"

@@ -11,6 +11,7 @@ from embed_support import buckets_of, knowledge_graph, named_edges, random_tripl
 from outcrop import _core
 from outcrop.config import BucketConfig
 from outcrop.embed.buckets import open_buckets
+from outcrop.embed.negatives import Degrees
 from outcrop.embed.numbering import Division, by_degree
 from outcrop.errors import ArgumentError, BudgetError, ChecksumError, FormatError
 from outcrop.importing.generate import generate_graph
@@ -134,6 +135,20 @@ def test_numbering_by_degree_counts_the_edges_that_are_trained_on(tmp_path, make
     of_node[order] = degrees
     assert of_node.sum() == 2 * found.num_edges
     np.testing.assert_array_equal(order, by_degree(of_node, found.division))
+
+
+def test_degrees_that_changed_are_not_drawn_by(tmp_path, make_runtime):
+    """Parts of them are read, which have no checksums of their own: the whole is compared before."""
+    runtime = make_runtime()
+    source = knowledge_graph(tmp_path, runtime, train=random_triples(300, 3, 2000))
+    found = buckets_of(source, tmp_path / "run", runtime, 3)
+    Degrees(found.array(runtime, "degrees"), found.division, 2, runtime.budget).close()
+    path = found.path / found.manifest.arrays["degrees"].file
+    damaged = bytearray(path.read_bytes())
+    damaged[403] ^= 0x40
+    path.write_bytes(damaged)
+    with pytest.raises(ChecksumError, match=r"degrees"):
+        Degrees(found.array(runtime, "degrees"), found.division, 2, runtime.budget)
 
 
 def test_dealing_by_degree_is_even():

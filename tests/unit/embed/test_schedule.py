@@ -247,6 +247,7 @@ class _File:
         out[:] = self._bytes[offset : offset + len(out)]
         self.reads += 1
 
+    def verify(self) -> None: ...
     def close(self) -> None: ...
 
 

@@ -83,6 +83,7 @@ def test_what_a_killed_process_left_is_removed(graph, tmp_path, make_runtime, by
     prepare(graph, run, runtime=runtime, stop_after="sample", **OPTIONS)
     before, left = sorted(run.iterdir()), scratch_file(run)
     left.write_bytes(bytes(4096))
+    (run / ".next-use-0.tmp").write_bytes(b"")  # as releases before called it
     if by == "the next training":
         samples = open_samples(runtime, run / "sample")
         NextUses(samples, graph.row_file, schedule_of(samples, ("train",)), runtime).close()

@@ -123,6 +123,9 @@ def test_a_callback_ends_the_training(problem, tmp_path, true):
     again = problem.run(CONFIG, tmp_path / "a")
     assert again.resumed_from == 2
     assert learned(again) == learned(whole)
+    rarely = replace(CONFIG, evaluate_every=3)
+    stopped, short = problem.run(rarely, callbacks=[ending]), problem.run(replace(rarely, epochs=2))
+    assert learned(stopped) == learned(short), "its last epoch is validated, too"
     last = problem.run(CONFIG, callbacks=[SimpleNamespace(on_epoch=lambda epoch, values: epoch == 3)])
     assert not last.stopped_early, "all epochs were trained"
 
