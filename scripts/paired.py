@@ -120,6 +120,21 @@ def online(checkout: Checkout, options: argparse.Namespace) -> Facts:
     return _train(checkout, few, "--mode", "online", *SAMPLING, "--disk-space", "0")
 
 
+def embeddings(checkout: Checkout, options: argparse.Namespace) -> Facts:
+    """Embeddings of 100 floats with all vectors in memory."""
+    run = checkout.work / "embeddings"
+    shutil.rmtree(run, ignore_errors=True)
+    checkout.outcrop("embed", "prepare", str(options.graph), str(run))
+    kind = ("--model", "dot", "--dim", "100", "--negatives", "100", "--resident")
+    _, found = checkout.outcrop("embed", "train", str(run), *kind, "--epochs", str(min(options.epochs, 2)))
+    epochs = found["epochs"]
+    return {
+        "seconds": epochs[-1]["seconds"],
+        "losses": [epoch["loss"] for epoch in epochs],
+        "peak_bytes": found["peak_host_bytes"],
+    }
+
+
 MEASURES: dict[str, Callable[[Checkout, argparse.Namespace], Facts]] = {
     "import outcrop": importing,
     "outcrop train --help": command_help,
@@ -127,6 +142,7 @@ MEASURES: dict[str, Callable[[Checkout, argparse.Namespace], Facts]] = {
     "prepare, without starting Python": prepare_within,
     "an epoch, packed": packed,
     "an epoch, online": online,
+    "an epoch of embeddings": embeddings,
 }
 
 
