@@ -155,3 +155,18 @@ def test_a_planted_defect_is_found_shrunk_and_replayed(tmp_path: Path) -> None:
     assert (found / "given.sh").read_text().startswith("outcrop ")
     assert soak("--replay", found / "given.json", "--failures", tmp_path, PYTHONPATH=path).returncode == 1
     assert soak("--replay", found / "given.json", "--failures", tmp_path).returncode == 0
+
+
+@pytest.mark.slow
+def test_what_was_done_before_damage_was_met_may_stay(tmp_path: Path) -> None:
+    """Damage of features is met when rows are packed: batches and plan are there by then, and are gone on with."""
+    sequence = [
+        {"name": "import"},
+        {"name": "damage", "artifact": "g.oc", "how": "flip", "place": [0.056, 0.61]},
+        {"name": "prepare"},
+    ]
+    given = tmp_path / "given.json"
+    given.write_text(json.dumps({"operations": sequence}))
+    ended = soak("--replay", given, "--failures", tmp_path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert '"status 1": 1' in ended.stdout, "the damage is met"

@@ -348,9 +348,12 @@ class World:
                 return f"{operation}: made what an undisturbed command does not ({held}, not one of {sorted(made)})"
             return ""
         if not operation.disturbed and not state.unsure:
-            if held not in state.may:
+            if held in state.may:
+                return ""
+            command = COMMANDS[operation.name]
+            if not command.goes_on or not any(self._states[one].damaged for one in command.reads):
                 return f"{operation}: ended with an error, and {artifact} is another"
-            return ""
+            # What was done before the damage was met stays, and is gone on with.
         steps = [one for step in COMMANDS[operation.name].steps() for one in self._expected(step)]
         made |= {one.made for one in steps if one.status == 0}
         if operation.name in EMBED and not state.damaged and held not in state.may | made:
