@@ -24,11 +24,12 @@ from outcrop.loading.stores import (
     DiskFeatureStore,
     DiskGraphStore,
     DiskHeteroData,
+    graph_of,
     open_data,
     stores,
 )
 from outcrop.nn.convs import Data
-from outcrop.store.graph import Graph, open_graph, split_name
+from outcrop.store.graph import Graph, split_name
 
 __all__ = [
     "DiskData",
@@ -285,13 +286,7 @@ def _graph_of(data: Any) -> Graph:
         return data[1].graph
     if isinstance(data, DiskData | DiskHeteroData):
         return data.graph
-    if isinstance(data, Graph):
-        return data
-    if isinstance(data, str | Path):
-        return open_graph(data)
-    raise ArgumentError(
-        f"a {type(data).__name__} is no graph on disk: import it once with outcrop.import_graph and pass the folder"
-    )
+    return graph_of(data)
 
 
 def _name(subgraph_type: Any) -> str:

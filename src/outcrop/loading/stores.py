@@ -364,11 +364,28 @@ def _not_to_be_set(name: str) -> str:
     )
 
 
-def open_data(path: str | Path) -> DiskData | DiskHeteroData:
+def graph_of(data: Any) -> Graph:
+    """Returns the graph on disk that ``data`` is or names.
+
+    Raises:
+        ArgumentError: It is neither a graph nor a path.
+        FormatError: No graph is there.
+    """
+    if isinstance(data, Graph):
+        return data
+    if isinstance(data, str | Path):
+        return open_graph(data)
+    raise ArgumentError(
+        f"a {type(data).__name__} is no graph on disk: import it once with outcrop.import_graph and pass the folder"
+    )
+
+
+def open_data(path: str | Path | Graph) -> DiskData | DiskHeteroData:
     """Opens the graph at ``path`` in place of a ``Data`` object, or of a ``HeteroData`` where it has types.
 
     Raises:
-        FormatError: There is none.
+        ArgumentError: ``path`` is none, but an object in memory, for example.
+        FormatError: No graph is there.
     """
-    graph = open_graph(path)
+    graph = graph_of(path)
     return DiskHeteroData(graph) if graph.is_typed else DiskData(graph)

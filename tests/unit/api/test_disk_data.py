@@ -113,6 +113,15 @@ def test_a_graph_is_asked_as_a_mapping(tmp_path: Path) -> None:
     assert "y" not in next(iter(NeighborLoader(found, [2], batch_size=2)))
 
 
+def test_objects_in_memory_are_no_graph_on_disk(typed: tuple[HeteroData, DiskHeteroData]) -> None:
+    want, found = typed
+    with pytest.raises(
+        ArgumentError, match=r"a HeteroData is no graph on disk: import it once with outcrop\.import_graph"
+    ):
+        open_data(want)
+    assert open_data(found.graph).metadata() == found.metadata()
+
+
 def test_what_is_not_there_is_named(typed: tuple[HeteroData, DiskHeteroData]) -> None:
     _, found = typed
     with pytest.raises(KeyError, match=r"'venue' is no node type.*known: paper, author"):
