@@ -249,6 +249,7 @@ TABLES = {
     "kill-calls": Table("kill-calls.json"),
     "damage-files": Table("damage-files.json"),
     "compare-rows": Table("compare-rows.json"),
+    "soak": Table("soak.json"),
     "power-cuts": Table("power_cuts.json", command="scripts/power_cuts.py"),
     "layout": Table("layout.json", command="outcrop bench layout"),
     "pipeline": Table("pipeline.json"),
