@@ -34,6 +34,7 @@ from outcrop.store.graph import Graph, split_name
 from outcrop.store.seed_nodes import require_nodes
 
 _HASHED = 1 << 20  # at a time
+_ADVICE = "smaller batches, or fewer neighbors of each node, usually need less"
 _COUNTED_EPOCHS = 3  # of those without end, to find the smallest budget that works
 EVERY_EPOCH = (1 << 31) - 1  # as many as can be: epochs are drawn by their own numbers
 
@@ -171,7 +172,7 @@ def _drawn(
         epochs = range(min(config.epochs, _COUNTED_EPOCHS))
         passes = [(drawn_split, epoch) for epoch in epochs]
         needs = partial(SessionNeeds, graph, mode, config, passes, ids=nodes)
-        return naming_smallest(limit, lambda: needs().fits, f"load mini-batches in mode {mode}")
+        return naming_smallest(limit, lambda: needs().fits, f"load mini-batches in mode {mode}", _ADVICE)
 
     def reseeded(seed: int) -> Source:
         drawn = replace(asked, config=replace(asked.config, seed=seed))
