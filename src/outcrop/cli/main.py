@@ -89,9 +89,6 @@ _LONGEST_MESSAGE = 500
 
 
 def _text_of(error: Exception) -> str:
-    if isinstance(error, OSError) and not isinstance(error, OutcropError) and error.filename:
-        names = [name for name in (error.filename, error.filename2) if name]
-        return f"{' to '.join(map(str, names))}: {error.strerror}"  # as the errors of Outcrop say it
     return str(error) or type(error).__name__
 
 

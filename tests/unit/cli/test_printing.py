@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from outcrop.cli import main, printing
+from outcrop.cli import printing
 
 CELL = st.text("abcxyz0123456789.-", min_size=1, max_size=12)
 
@@ -101,10 +101,3 @@ def test_advice_is_read_at_80_columns(machine: str, is_a_table: bool) -> None:
             line for line in lines if all(re.search(rf"(?<!\S){re.escape(w)}(?!\S)", line) for w in wanted)
         ]
         assert len(found) == 1 if is_a_table else all(w in done.stdout for w in wanted), wanted
-
-
-def test_an_error_of_the_system_names_its_file() -> None:
-    """As errors of Outcrop do; Python says the number of the error, and the file behind."""
-    assert main._text_of(OSError(24, "Too many open files", "source")) == "source: Too many open files"
-    assert main._text_of(OSError(18, "Cross-device link", "a", None, "b")) == "a to b: Cross-device link"
-    assert main._text_of(OSError()) == "OSError"
